@@ -1,0 +1,477 @@
+"""The one tree of failures: every answer that is not a success is one of these classes.
+
+A class is a kind of problem: its wire code, HTTP status and title are attributes of the class, what happened this time is in
+the instance.  Each code is defined once, here, and served at `{base_url}/problems/{code}` (RFC 9457, spec/readings "Fields").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+PROBLEMS: dict[str, type[GatewayError]] = {}
+"""Every problem kind by its code, in order of definition."""
+
+
+@attrs.frozen
+class Violation:
+    """One thing wrong with a request: an RFC 6901 `pointer` into the body (or `#header/Name`) and what is wrong there."""
+
+    pointer: str
+    detail: str
+
+
+class GatewayError(Exception):
+    """Base of all failures that a client may see.
+
+    Attributes:
+        detail: what happened, for a person; never a key, a credential, a signature or a request body.
+        errors: every violation found, where the request is at fault.
+        operation_id: the operation this is about, where one exists.
+        retry_after: seconds after which the same request makes sense again.
+        extra: extension members of the problem document.
+        headers: response headers that belong to this answer.
+    """
+
+    code: ClassVar[str] = ""
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Gateway error"
+    retryable: ClassVar[bool] = False
+    next: ClassVar[str | None] = None
+
+    def __init_subclass__(cls) -> None:
+        """Enter the class in `PROBLEMS`."""
+        super().__init_subclass__()
+        if "code" not in cls.__dict__:
+            return
+        if cls.code in PROBLEMS:
+            raise TypeError(f"problem code {cls.code} is defined twice")
+        PROBLEMS[cls.code] = cls
+
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        errors: Sequence[Violation] = (),
+        operation_id: str | None = None,
+        retry_after: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.detail = detail or self.title
+        super().__init__(self.detail)
+        self.errors = tuple(errors)
+        self.operation_id = operation_id
+        self.retry_after = retry_after
+        self.extra = dict(extra or {})
+        self.headers = dict(headers or {})
+
+
+# -- 400: the request is at fault ------------------------------------------------------------------------------------
+
+
+class InvalidRequest(GatewayError):
+    """The body breaks the operation's schema; `errors` holds every violation."""
+
+    code, status, title = "invalid_request", 400, "Invalid request"
+    next = "Correct the members named in `errors` and send the request again."
+
+
+class InvalidJson(GatewayError):
+    """The body is not one strict JSON value (RFC 8259, no duplicate names, no NaN, bounded depth and size)."""
+
+    code, status, title = "invalid_json", 400, "The body is not valid JSON"
+    next = "Send one UTF-8 JSON object without duplicate member names."
+
+
+class InvalidHeader(GatewayError):
+    """A request header cannot be read."""
+
+    code, status, title = "invalid_header", 400, "Invalid request header"
+
+
+class IdempotencyKeyMissing(GatewayError):
+    """The operation requires an `Idempotency-Key`."""
+
+    code, status, title = "idempotency_key_missing", 400, "Idempotency-Key is required"
+    next = "Choose a fresh, unguessable key of 16 to 128 characters and send it as `Idempotency-Key`."
+
+
+class IdempotencyKeyInvalid(GatewayError):
+    """The `Idempotency-Key` is not 8 to 128 visible ASCII characters."""
+
+    code, status, title = "idempotency_key_invalid", 400, "Idempotency-Key is malformed"
+    next = "Send 8 to 128 visible ASCII characters, bare or as a quoted string."
+
+
+class SynthesisUnavailable(GatewayError):
+    """`synthesize: true` is not offered and never replaced by raw results."""
+
+    code, status, title = "synthesis_unavailable", 400, "Synthesized answers are unavailable"
+    next = "Send `synthesize: false`."
+
+
+class PaymentHeaderObsolete(GatewayError):
+    """A header of an older payment protocol was sent."""
+
+    code, status, title = "payment_header_obsolete", 400, "Obsolete payment header"
+    next = "Send an x402 v2 payment as `PAYMENT-SIGNATURE`, or an MPP credential as `Authorization: Payment`."
+
+
+class PaymentHeaderConflict(GatewayError):
+    """More than one payment credential came with one request."""
+
+    code, status, title = "payment_header_conflict", 400, "More than one payment credential"
+    next = "Send exactly one credential."
+
+
+class MalformedCredential(GatewayError):
+    """A payment credential cannot be decoded."""
+
+    code, status, title = "malformed_credential", 400, "The payment credential cannot be decoded"
+    next = "Send the credential that your payment client made, unchanged."
+
+
+class ExampleQuote(GatewayError):
+    """A payment came for the documented example that an empty body is answered with."""
+
+    code, status, title = "example_quote", 400, "The example quote cannot be redeemed"
+    next = "Send your own request body, then pay the quote that is bound to it."
+
+
+class CommandNotFound(GatewayError):
+    """The sandbox image has no such executable."""
+
+    code, status, title = "command_not_found", 400, "No such command in the sandbox image"
+
+
+class ModelNotFound(GatewayError):
+    """The catalog has no such model on this operation."""
+
+    code, status, title = "model_not_found", 400, "No such model"
+
+
+# -- 402: pay, or pay correctly; every one of these carries a fresh challenge ------------------------------------------
+
+
+class PaymentRequired(GatewayError):
+    """The quote of this request; nothing was executed."""
+
+    code, status, title = "payment_required", 402, "Payment required"
+    retryable = True
+    next = "Sign one of `accepts` (x402 v2) or the WWW-Authenticate challenge (MPP) and send the same request again."
+
+
+class PaymentRefused(PaymentRequired):
+    """Base of payments that were refused before anything could have settled."""
+
+    title = "Payment refused"
+
+
+def _refused(code: str, title: str, doc: str) -> type[PaymentRefused]:
+    kind: type[PaymentRefused] = type(
+        "".join(word.title() for word in code.split("_")), (PaymentRefused,), {"code": code, "title": title, "__doc__": doc}
+    )
+    kind.__module__ = __name__
+    return kind
+
+
+QuoteMissing = _refused("quote_missing", "The payment names no quote", "`accepted.extra.quote` or `opaque.quote` is absent.")
+QuoteInvalid = _refused("quote_invalid", "The quote was not issued by this node", "The HMAC of the quote does not hold.")
+QuoteExpired = _refused("quote_expired", "The quote has expired", "The quote's `expiresAt` has passed.")
+ChallengeInvalid = _refused(
+    "challenge_invalid", "The challenge was not issued by this node", "An MPP challenge whose id or parameters were altered."
+)
+NonceMismatch = _refused(
+    "nonce_mismatch", "The nonce is not bound to the challenge", "Neither nonce rule of MPP `evm` authorizations holds."
+)
+AmountMismatch = _refused("amount_mismatch", "Wrong amount", "The authorized value is not the quoted amount.")
+RecipientMismatch = _refused("recipient_mismatch", "Wrong recipient", "`to` is not the quoted payee.")
+AssetMismatch = _refused("asset_mismatch", "Wrong asset", "The accepted asset is not the quoted token.")
+NetworkMismatch = _refused("network_mismatch", "Wrong network", "The accepted network is not the quoted chain.")
+TermsMismatch = _refused(
+    "terms_mismatch", "The accepted terms are not those offered", "Scheme, timeout, resource or extensions differ from the offer."
+)
+SignatureInvalid = _refused(
+    "signature_invalid", "The signature is not the payer's", "The EIP-712 signer is not `authorization.from`."
+)
+AuthorizationExpiresTooSoon = _refused(
+    "authorization_expires_too_soon", "The authorization expires too soon", "`validBefore` does not outlive the run."
+)
+AuthorizationExpiresTooLate = _refused(
+    "authorization_expires_too_late", "The authorization expires too late", "`validBefore` is over an hour away."
+)
+AuthorizationNotYetValid = _refused(
+    "authorization_not_yet_valid", "The authorization is not yet valid", "`validAfter` has not passed."
+)
+AuthorizationUsed = _refused(
+    "authorization_used", "The authorization was used or cancelled", "On chain its nonce is spent and no matching Transfer stands."
+)
+InsufficientFunds = _refused("insufficient_funds", "Insufficient funds", "The payer's balance does not cover the amount.")
+PaymentRejected = _refused(
+    "payment_rejected", "The facilitator rejected the payment", "`/verify` answered isValid: false; its reason is in `detail`."
+)
+Permit2Unsupported = _refused("permit2_unsupported", "Permit2 is not accepted", "Only EIP-3009 authorizations are accepted.")
+Erc1271Unsupported = _refused(
+    "erc1271_unsupported", "Contract signatures are not accepted", "ERC-1271 signatures are refused; sign with an account key."
+)
+Erc6492Unsupported = _refused(
+    "erc6492_unsupported", "Counterfactual signatures are not accepted", "ERC-6492 signatures are refused."
+)
+TransferMethodUnsupported = _refused(
+    "transfer_method_unsupported", "This transfer method is not accepted", "Only EIP-3009 `transferWithAuthorization` is accepted."
+)
+SettlementFailed = _refused(
+    "settlement_failed", "The earlier payment was proven not to have settled", "The chain decided: it did not and cannot settle."
+)
+
+
+# -- 404, 405, 408, 413, 415, 431: transport ----------------------------------------------------------------------------
+
+
+class NotFound(GatewayError):
+    """No such resource."""
+
+    code, status, title = "not_found", 404, "Not found"
+
+
+class OperationNotFound(GatewayError):
+    """No operation has this id."""
+
+    code, status, title = "operation_not_found", 404, "No such operation"
+
+
+class MethodNotAllowed(GatewayError):
+    """The resource does not answer this method; `Allow` names those it does."""
+
+    code, status, title = "method_not_allowed", 405, "Method not allowed"
+
+
+class NotAcceptable(GatewayError):
+    """No representation fits `Accept`."""
+
+    code, status, title = "not_acceptable", 406, "Not acceptable"
+
+
+class RequestTimeout(GatewayError):
+    """The request did not arrive in time; nothing was executed."""
+
+    code, status, title = "request_timeout", 408, "The request did not arrive in time"
+    retryable = True
+
+
+class LengthRequired(GatewayError):
+    """The body's length is not declared in a way this node reads."""
+
+    code, status, title = "length_required", 411, "Length required"
+
+
+class ContentTooLarge(GatewayError):
+    """The body is over the operation's cap."""
+
+    code, status, title = "content_too_large", 413, "The request body is too large"
+
+
+class UriTooLong(GatewayError):
+    """The request target is too long."""
+
+    code, status, title = "uri_too_long", 414, "URI too long"
+
+
+class UnsupportedMediaType(GatewayError):
+    """The body is not of the media type that this operation reads."""
+
+    code, status, title = "unsupported_media_type", 415, "Unsupported media type"
+
+
+class ExpectationFailed(GatewayError):
+    """An `Expect` other than `100-continue`."""
+
+    code, status, title = "expectation_failed", 417, "Expectation failed"
+
+
+class HeaderFieldsTooLarge(GatewayError):
+    """The request's header section is over the cap."""
+
+    code, status, title = "header_fields_too_large", 431, "Request header fields too large"
+
+
+class BadRequest(GatewayError):
+    """The request is not well-formed HTTP."""
+
+    code, status, title = "bad_request", 400, "Malformed HTTP request"
+
+
+# -- 409: the key, the quote or the payment already means something else -------------------------------------------------
+
+
+class IdempotencyKeyReused(GatewayError):
+    """The same caller used this key for another request."""
+
+    code, status, title = "idempotency_key_reused", 409, "The idempotency key names another request"
+    next = "Use a fresh Idempotency-Key for a new request."
+
+
+class OperationInProgress(GatewayError):
+    """The operation that this key names is still running."""
+
+    code, status, title = "operation_in_progress", 409, "The operation is in progress"
+    retryable = True
+    next = "Send the same request with the same Idempotency-Key again after `Retry-After`, or poll the operation."
+
+
+class QuoteConflict(GatewayError):
+    """The quote was issued for another request."""
+
+    code, status, title = "quote_conflict", 409, "The quote belongs to another request"
+    next = "Ask for a quote of this request (send it without payment) and pay that one."
+
+
+class PaymentAlreadyBound(GatewayError):
+    """The authorization was presented for another operation before."""
+
+    code, status, title = "payment_already_bound", 409, "The payment is bound to another operation"
+    next = "Send the request that this payment was first sent with, with its key."
+
+
+class ExecutionReconciliation(GatewayError):
+    """A run may have happened and its outcome is lost: never run again, never charged."""
+
+    code, status, title = "execution_reconciliation", 409, "The execution cannot be repeated"
+    next = "Use a fresh Idempotency-Key. Nothing was charged."
+
+
+class ResultExpired(GatewayError):
+    """The stored output is past its retention; the receipt stands."""
+
+    code, status, title = "result_expired", 409, "The stored result has expired"
+    next = "The receipt is in `receipt`. Use a fresh Idempotency-Key to buy a new result."
+
+
+# -- 429 -----------------------------------------------------------------------------------------------------------------
+
+
+class QuotaExceeded(GatewayError):
+    """The caller's published quota is used up; a free call is never turned into a paid one."""
+
+    code, status, title = "quota_exceeded", 429, "Quota exceeded"
+    retryable = True
+    next = "Wait for `Retry-After` seconds."
+
+
+# -- 500, 502, 503: this node or what it depends on ------------------------------------------------------------------------
+
+
+class InternalError(GatewayError):
+    """A defect of the node; nothing was charged."""
+
+    code, status, title = "internal_error", 500, "Internal error"
+    retryable = True
+
+
+class ExecutorFailed(GatewayError):
+    """The executor started and failed (search, scrape); nothing was charged."""
+
+    code, status, title = "executor_failed", 502, "The executor failed closed"
+    retryable = True
+    next = "Nothing was charged. The same request, key and payment may be sent again."
+
+
+class EngineBlocked(ExecutorFailed):
+    """The search engine refused to answer (403, CAPTCHA, all engines unresponsive): not an empty result."""
+
+    code, title = "engine_blocked", "The search engine blocked the request"
+
+
+class ExecutionFailed(GatewayError):
+    """The execution started and failed; nothing was charged."""
+
+    code, status, title = "execution_failed", 503, "The execution failed"
+    retryable = True
+    next = "Nothing was charged. The same request, key and payment may be sent again."
+
+
+class OperationUnavailable(GatewayError):
+    """Nothing qualified can serve this operation now."""
+
+    code, status, title = "operation_unavailable", 503, "The operation is unavailable"
+    retryable = True
+
+
+class CapabilityUnavailable(GatewayError):
+    """No qualified route can serve what this request asks for (a language, a region, a length)."""
+
+    code, status, title = "capability_unavailable", 503, "The requested capability is unavailable"
+
+
+class OperationNotCallable(GatewayError):
+    """The operation is listed as a preview."""
+
+    code, status, title = "operation_not_callable", 503, "The operation is a preview and cannot be called"
+
+
+class CapacityExhausted(GatewayError):
+    """The node is at its capacity; nothing was started."""
+
+    code, status, title = "capacity_exhausted", 503, "No capacity"
+    retryable = True
+
+
+class StoreUnavailable(GatewayError):
+    """The durable store cannot be written or read; nothing was acknowledged."""
+
+    code, status, title = "store_unavailable", 503, "The durable store is unavailable"
+    retryable = True
+
+
+class FacilitatorUnavailable(GatewayError):
+    """The payment could not be verified; it was not sent to settlement and nothing was executed."""
+
+    code, status, title = "facilitator_unavailable", 503, "The payment cannot be verified now"
+    retryable = True
+    next = "Nothing was charged. Send the same request with the same payment again."
+
+
+class SettlementUnavailable(GatewayError):
+    """No settlement path is open, so nothing is quoted."""
+
+    code, status, title = "settlement_unavailable", 503, "Payments cannot be settled now"
+    retryable = True
+
+
+class SettlementPending(GatewayError):
+    """The payment may have settled; the chain decides, and the result is kept."""
+
+    code, status, title = "settlement_pending", 503, "The settlement is not yet decided"
+    retryable = True
+    next = "Do not sign another payment. Send the same request with the same key again after `Retry-After`."
+
+
+class OperatorNeeded(GatewayError):
+    """The operation waits for a decision of the operator."""
+
+    code, status, title = "operator_needed", 503, "The operation waits for the operator"
+    next = "Do not sign another payment. Poll the operation."
+
+
+class ExposureLimit(GatewayError):
+    """Too much is unsettled, for this payer or the node; the payment was not claimed."""
+
+    code, status, title = "exposure_limit", 503, "Too much is unsettled"
+    retryable = True
+
+
+class PayerOnHold(GatewayError):
+    """An earlier payment of this payer failed to settle after its result was made."""
+
+    code, status, title = "payer_on_hold", 503, "The payer is on hold"
+    retryable = True
+
+
+class ShuttingDown(GatewayError):
+    """The node drains; nothing was started."""
+
+    code, status, title = "shutting_down", 503, "The node is shutting down"
+    retryable = True

@@ -1,0 +1,1 @@
+"""The wire: server, request pipeline, problems, payment headers, routes, discovery documents."""

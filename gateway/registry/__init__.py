@@ -1,0 +1,1 @@
+"""What is sold and on which terms: operations, schemas, prices, routes, quotes; pure decisions and parsing."""

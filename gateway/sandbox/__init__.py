@@ -1,0 +1,1 @@
+"""Everything beneath the sandbox supervisor: image, limits, filter, launcher, artifacts."""

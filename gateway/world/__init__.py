@@ -1,0 +1,1 @@
+"""The local world of `gateway demo`: chain, token, facilitator, upstreams, faults and a paying agent."""
