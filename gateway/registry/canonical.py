@@ -1,0 +1,53 @@
+"""The canonical form of a request and its hash: what a quote, a key and a receipt are bound to.
+
+`requestHash` = `sha256:` + hex of SHA-256 over the RFC 8785 form of `{"operation": id, "request": body}`, the body with its
+defaults filled in (spec/readings).  Test vectors: `gateway/registry/request_hash_vectors.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import rfc8785
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the RFC 8785 form of a JSON value; raises `rfc8785.CanonicalizationError` on what I-JSON cannot hold."""
+    return rfc8785.dumps(value)
+
+
+def sha256_hash(data: bytes) -> str:
+    """Return `sha256:` and 64 lower-case hex digits."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def request_hash(operation: str, body: Mapping[str, Any]) -> str:
+    """Return the `requestHash` of a body whose defaults are filled in."""
+    return sha256_hash(canonical_json({"operation": operation, "request": dict(body)}))
+
+
+def result_hash(output: Mapping[str, Any]) -> str:
+    """Return the `resultHash` of an output: SHA-256 over its RFC 8785 form."""
+    return sha256_hash(canonical_json(dict(output)))
+
+
+def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
+    """Return `value` in the form that is hashed: defaults of `schema` filled in, integral numbers as integers.
+
+    `3.0` is the integer 3 to JSON Schema, so it must hash as 3.  Walks `properties` and `items`; an absent member
+    with a `default` gets it, an absent object member whose own members have defaults stays absent.
+    """
+    if isinstance(value, dict):
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        filled = {name: with_defaults(properties.get(name, {}), member) for name, member in value.items()}
+        for name, member in properties.items():
+            if name not in filled and "default" in member:
+                filled[name] = member["default"]
+        return filled
+    if isinstance(value, list):
+        return [with_defaults(schema.get("items", {}), item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,39 @@
+"""What an operation's executor is given and gives back."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import attrs
+
+
+@attrs.frozen
+class Work:
+    """One attempt at one operation.  `deadline` is on the trio clock; `request` is the operation's own frozen class."""
+
+    operation_id: str
+    operation: str
+    request: Any
+    attempt: int
+    deadline: float
+
+
+@attrs.frozen
+class Served:
+    """A result: `output` holds `route` (interface.md 2.2); `execution` is the family's own measured usage."""
+
+    output: dict[str, Any]
+    execution: dict[str, Any]
+
+
+class Family(Protocol):
+    """The executor of a family of operations."""
+
+    def admit(self, operation: str, request: Any) -> None:
+        """Return if something proven can serve `request` now.
+
+        Reads the last snapshot only, no I/O.  Raises `OperationUnavailable` or `CapabilityUnavailable`.
+        """
+
+    async def execute(self, work: Work) -> Served:
+        """Serve it.  Raises a `GatewayError` when the execution failed; nothing is then charged."""

@@ -1,0 +1,52 @@
+"""The table entry of an operation: everything the pipeline and the listings say of it comes from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from gateway.errors import GatewayError
+
+
+def _nothing_more(body: Mapping[str, Any]) -> GatewayError | None:
+    return None
+
+
+@attrs.frozen
+class Operation:
+    """What is sold or given away under one path.
+
+    Attributes:
+        id: the operation's name in request hashes, quotes and receipts.
+        schema: JSON Schema 2020-12 of the body, with defaults; the same object validates and is published.
+        example: a body that the schema accepts; what an empty probe of a paid route is quoted for.
+        request: the frozen attrs class that a valid body is structured into.
+        price: atomic units for a request; 0 where `paid` is false.
+        body_cap: bytes; a longer body is 413.
+        deadline_s: seconds an execution may take.
+        quota: name of the quota that a call is counted on.
+        family: name of the executor.
+        failure: the problem of an execution that started and failed.
+        refine: names the particular problem of a body that the schema refuses, where there is one.
+    """
+
+    id: str
+    path: str
+    title: str
+    summary: str
+    schema: Mapping[str, Any]
+    example: Mapping[str, Any]
+    request: type[Any]
+    paid: bool
+    price: Callable[[Any], int]
+    key_required: bool
+    body_cap: int
+    deadline_s: float
+    quota: str
+    family: str
+    failure: type[GatewayError]
+    refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
+
+
