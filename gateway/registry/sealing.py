@@ -1,0 +1,128 @@
+"""Sealing: what the store holds of requests, payments and outputs is unreadable without a key.
+
+Each operation has a data key of its own.  It is wrapped by the node's key while the operation is open (recovery needs it) and
+by (pepper, idempotency key), so that afterwards only the caller's key opens the result.  AES-256-GCM throughout; the
+associated data names the operation and the part, so that no ciphertext can stand in another's place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+
+import attrs
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+NONCE_SIZE = 12
+WEAK_KEY_LENGTH = 16
+"""Idempotency keys shorter than this are scoped to the caller's network as well (spec/readings)."""
+
+
+class SealBroken(Exception):
+    """A sealed value cannot be opened: another key, or altered bytes."""
+
+
+def new_data_key() -> bytes:
+    """Return a fresh 256-bit key."""
+    return secrets.token_bytes(32)
+
+
+def seal(key: bytes, operation_id: str, part: str, plain: bytes) -> bytes:
+    """Encrypt `plain` as `part` of an operation: nonce and ciphertext."""
+    nonce = secrets.token_bytes(NONCE_SIZE)
+    return nonce + AESGCM(key).encrypt(nonce, plain, f"{operation_id}/{part}".encode())
+
+
+def unseal(key: bytes, operation_id: str, part: str, sealed: bytes) -> bytes:
+    """Decrypt what `seal` made; raises `SealBroken`."""
+    try:
+        return AESGCM(key).decrypt(sealed[:NONCE_SIZE], sealed[NONCE_SIZE:], f"{operation_id}/{part}".encode())
+    except (InvalidTag, ValueError) as error:
+        raise SealBroken(f"{part} of {operation_id} cannot be opened") from error
+
+
+@attrs.frozen
+class NodeSeal:
+    """Wraps data keys for the node itself, with rotating node keys: the version stands before the wrapped key."""
+
+    keys: Mapping[int, bytes] = attrs.field(repr=False)
+
+    def wrap(self, operation_id: str, data_key: bytes) -> bytes:
+        """Wrap under the current node key."""
+        version = max(self.keys)
+        return version.to_bytes(4, "big") + seal(self.keys[version], operation_id, "node", data_key)
+
+    def unwrap(self, operation_id: str, wrapped: bytes) -> bytes:
+        """Unwrap; raises `SealBroken`."""
+        key = self.keys.get(int.from_bytes(wrapped[:4], "big"))
+        if key is None:
+            raise SealBroken(f"the node key that wraps {operation_id} is missing")
+        return unseal(key, operation_id, "node", wrapped[4:])
+
+
+@attrs.frozen
+class KeyName:
+    """What a caller's key becomes: the HMAC that the store knows it by, and the secret that wraps data keys."""
+
+    pepper: int
+    hmac: str
+    secret: bytes = attrs.field(repr=False)
+
+    def wrap(self, operation_id: str, data_key: bytes) -> bytes:
+        """Wrap the operation's data key so that only the holder of the idempotency key opens it."""
+        return seal(self.secret, operation_id, "key", data_key)
+
+    def unwrap(self, operation_id: str, wrapped: bytes) -> bytes:
+        """Unwrap; raises `SealBroken`."""
+        return unseal(self.secret, operation_id, "key", wrapped)
+
+
+@attrs.frozen
+class Naming:
+    """Turns keys and callers into names under the node's peppers; none of them can be read back from the store."""
+
+    peppers: Mapping[int, bytes] = attrs.field(repr=False)
+
+    def names(self, key: str, network: str) -> tuple[KeyName, ...]:
+        """Return the names of a key under every pepper, the current one first.  `network` is from `caller_network`."""
+        scoped = f"network:{network}\n{key}" if len(key) < WEAK_KEY_LENGTH else f"key:\n{key}"
+        return tuple(
+            KeyName(
+                version,
+                hmac.new(self.peppers[version], scoped.encode(), hashlib.sha256).hexdigest(),
+                HKDF(SHA256(), 32, self.peppers[version], b"gateway idempotency key").derive(scoped.encode()),
+            )
+            for version in sorted(self.peppers, reverse=True)
+        )
+
+    def callers(self, network: str, payer: str | None) -> tuple[str, ...]:
+        """Return the names of a caller under every pepper: its network and, where proven, its payer address."""
+        spoken = [f"network:{network}"] + ([f"payer:{payer.lower()}"] if payer else [])
+        return tuple(
+            hmac.new(self.peppers[version], each.encode(), hashlib.sha256).hexdigest()
+            for version in sorted(self.peppers, reverse=True)
+            for each in spoken
+        )
+
+    def fingerprints(self) -> dict[int, str]:
+        """Return what tells one pepper from another without telling it."""
+        return {
+            version: hmac.new(pepper, b"gateway pepper fingerprint", hashlib.sha256).hexdigest()
+            for version, pepper in self.peppers.items()
+        }
+
+
+def caller_network(address: str) -> str:
+    """Return the network that stands for a caller: IPv4 /32 (also when mapped into IPv6) or IPv6 /64."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
