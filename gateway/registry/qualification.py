@@ -1,0 +1,261 @@
+"""Which routes may be used now: pure rules over the evidence of probes and of real calls.
+
+A route is open only while a proof of it is younger than its validity: no proof, an expired proof and a failed probe all
+close it, and nothing opens it but a successful probe.  One failed call closes nothing, `failures_to_close` in a row
+do; a route closed that way is half open after a back-off that doubles: the next successful probe opens it, and the
+first failed call then closes it again.  Times named `at` and `now` are seconds on the caller's monotonic clock; wall
+times only tell people when something was.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import statistics
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+
+import attrs
+
+
+class State(enum.StrEnum):
+    """What the last valid evidence says of a route; the first two are open."""
+
+    AVAILABLE = "available"
+    DEGRADED = "degraded"
+    UNAVAILABLE = "unavailable"
+    UNPROVEN = "unproven"
+
+
+@attrs.frozen
+class Rules:
+    """The prober's timing, in seconds, and the limit of consecutive failed calls."""
+
+    interval_s: float = 15.0
+    probe_timeout_s: float = 5.0
+    retry_first_s: float = 1.0
+    failures_to_close: int = 3
+    observations: int = 50
+
+    @property
+    def validity_s(self) -> float:
+        """How long a proof stands: three intervals, so that one lost probe closes nothing."""
+        return 3 * self.interval_s
+
+    def back_off(self, times: int) -> float:
+        """Return the pause after the `times`-th failure in a row: doubling from `retry_first_s` up to the interval."""
+        return min(self.retry_first_s * 2.0 ** (times - 1), self.interval_s)
+
+
+@attrs.frozen
+class Finding:
+    """What one probe found.
+
+    `basis` says what the finding rests on: `probe` (the back end answered an unbilled question) or `configuration`
+    (no unbilled question exists, so only the configuration was looked at and real calls decide the rest).
+    """
+
+    ok: bool
+    reason: str | None = None
+    basis: str = "probe"
+    degraded: bool = False
+
+
+@attrs.frozen
+class Outcome:
+    """How one real call over a route went: the passive evidence.  `ms` is None when it was never sent."""
+
+    route_id: str
+    ok: bool
+    reason: str | None = None
+    ms: int | None = None
+
+
+@attrs.frozen
+class Evidence:
+    """What may be said of a route, and until when.
+
+    Attributes:
+        qualification_id: names this proof; None while the route is closed.
+        reason: a machine word for why the route is closed or degraded.
+        basis: `probe` or `configuration`, see `Finding`; None before the first proof.
+        valid_until: wall time at which the proof expires; None while the route is closed.
+        expires: the same moment on the monotonic clock.
+        p50_ms: median of recent successful calls, or of probes where there were no calls.
+        error_rate: share of recent probes and calls that failed, 0 to 1.
+    """
+
+    route_id: str
+    state: State = State.UNPROVEN
+    qualification_id: str | None = None
+    reason: str | None = "not_probed"
+    basis: str | None = None
+    last_probe_at: datetime | None = None
+    valid_until: datetime | None = None
+    expires: float = float("-inf")
+    p50_ms: int | None = None
+    error_rate: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """True when the route may be used."""
+        return self.state in {State.AVAILABLE, State.DEGRADED}
+
+    def at(self, now: float) -> Evidence:
+        """Return what this evidence is worth at `now`: an expired proof proves nothing."""
+        if self.open and now >= self.expires:
+            return attrs.evolve(
+                self, state=State.UNPROVEN, reason="proof_expired", qualification_id=None, valid_until=None
+            )
+        return self
+
+
+@attrs.frozen
+class Observation:
+    """One probe or call that happened."""
+
+    ok: bool
+    probe: bool
+    ms: int | None
+
+
+@attrs.frozen
+class Proof:
+    """A successful probe: when, and what it rests on."""
+
+    at: float
+    seen_at: datetime
+    finding: Finding
+    qualification_id: str
+
+
+@attrs.frozen
+class Record:
+    """All that is remembered of a route; a new one for every event."""
+
+    route_id: str
+    proof: Proof | None = None
+    refusal: str | None = None
+    probed_at: float = float("-inf")
+    last_probe_at: datetime | None = None
+    failed_probes: int = 0
+    failed_calls: int = 0
+    closings: int = 0
+    closed_until: float | None = None
+    suspect: bool = False
+    observations: tuple[Observation, ...] = ()
+
+
+def probed(record: Record, finding: Finding, *, now: float, wall: datetime, ms: int, rules: Rules) -> Record:
+    """Return the record after a probe that ended at `now` and took `ms` milliseconds."""
+    record = attrs.evolve(
+        _noted(record, Observation(finding.ok, probe=True, ms=ms), rules),
+        probed_at=now,
+        last_probe_at=wall,
+        suspect=False,
+    )
+    if not finding.ok:
+        return attrs.evolve(
+            record, proof=None, refusal=finding.reason or "probe_failed", failed_probes=record.failed_probes + 1
+        )
+    proof = Proof(now, wall, finding, qualification_id(record.route_id, wall, finding.basis))
+    record = attrs.evolve(record, proof=proof, failed_probes=0)
+    if record.closed_until is None:
+        return attrs.evolve(record, refusal=None)
+    if now < record.closed_until:
+        return record
+    return attrs.evolve(record, refusal=None, closed_until=None, failed_calls=rules.failures_to_close - 1)
+
+
+def called(record: Record, outcome: Outcome, *, now: float, rules: Rules) -> Record:
+    """Return the record after a real call that ended at `now`."""
+    record = _noted(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
+    if record.closed_until is not None:
+        return record  # a straggler that was sent before the route closed decides nothing
+    if outcome.ok:
+        return attrs.evolve(record, failed_calls=0, closings=0)
+    record = attrs.evolve(record, failed_calls=record.failed_calls + 1, suspect=True)
+    if record.failed_calls < rules.failures_to_close:
+        return record
+    closings = record.closings + 1
+    return attrs.evolve(
+        record,
+        refusal="consecutive_failures",
+        closings=closings,
+        closed_until=now + rules.back_off(closings),
+    )
+
+
+def evidence(record: Record, *, rules: Rules) -> Evidence:
+    """Return what the record proves; expiry is left to `Evidence.at`."""
+    calls = [each.ms for each in record.observations if each.ok and not each.probe and each.ms is not None]
+    probes = [each.ms for each in record.observations if each.ok and each.probe and each.ms is not None]
+    timings = calls or probes
+    failed = sum(not each.ok for each in record.observations)
+    closed = Evidence(
+        record.route_id,
+        state=State.UNAVAILABLE if record.refusal else State.UNPROVEN,
+        reason=record.refusal or "not_probed",
+        basis=record.proof.finding.basis if record.proof else None,
+        last_probe_at=record.last_probe_at,
+        p50_ms=round(statistics.median(timings)) if timings else None,
+        error_rate=round(failed / len(record.observations), 6) if record.observations else None,
+    )
+    if record.refusal or record.proof is None:
+        return closed
+    finding = record.proof.finding
+    return attrs.evolve(
+        closed,
+        state=State.DEGRADED if finding.degraded else State.AVAILABLE,
+        reason=finding.reason,
+        qualification_id=record.proof.qualification_id,
+        valid_until=record.proof.seen_at + timedelta(seconds=rules.validity_s),
+        expires=record.proof.at + rules.validity_s,
+    )
+
+
+def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
+    """Return when the next probe is due; `jitter` stretches the interval so that routes do not march in step."""
+    if record.closed_until is not None:
+        return max(record.closed_until, record.probed_at + rules.retry_first_s)
+    if record.failed_probes:
+        return record.probed_at + rules.back_off(record.failed_probes)
+    if record.suspect:
+        return record.probed_at + rules.retry_first_s
+    return record.probed_at + rules.interval_s * jitter
+
+
+def qualification_id(route_id: str, wall: datetime, basis: str) -> str:
+    """Return the name of a proof: `q_` and 20 hex digits over route, basis and the time of the probe."""
+    text = f"{route_id}\n{basis}\n{wall.isoformat(timespec='microseconds')}"
+    return "q_" + hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _noted(record: Record, observation: Observation, rules: Rules) -> Record:
+    return attrs.evolve(record, observations=(*record.observations, observation)[-rules.observations :])
+
+
+class Proofs:
+    """The latest evidence of every route: the prober publishes, everyone else reads without asking.
+
+    Readers see one immutable snapshot at a time, and an expired proof as `unproven`: a dead prober opens nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._evidence: Mapping[str, Evidence] = MappingProxyType({})
+
+    def publish(self, evidence: Mapping[str, Evidence]) -> None:
+        """Replace the snapshot."""
+        self._evidence = MappingProxyType(dict(evidence))
+
+    def of(self, route_id: str) -> Evidence:
+        """Return what is proved of a route now; an unknown route is `unproven`."""
+        known = self._evidence.get(route_id)
+        return Evidence(route_id) if known is None else known.at(self._clock())
+
+    def snapshot(self) -> Mapping[str, Evidence]:
+        """Return what is proved of every route now, by route id."""
+        now = self._clock()
+        return MappingProxyType({route_id: each.at(now) for route_id, each in self._evidence.items()})
