@@ -1,0 +1,90 @@
+"""What `operations` is asked and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from gateway.actors.payment import Payment
+from gateway.actors.runtime import Ask
+from gateway.registry.operation import Operation
+from gateway.registry.sealing import KeyName
+
+
+@attrs.frozen
+class Earlier:
+    """The failed attempt that this order takes on again: same key, same request."""
+
+    operation_id: str
+    epoch: int
+    attempt: int
+    data_key: bytes = attrs.field(repr=False)
+    sealed_output: bytes | None = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Order:
+    """A call that passed the pipeline up to its claim.
+
+    `names` holds, for each name that the caller gave the operation, its `KeyName` under every pepper (current first);
+    `callers` the names of the caller under the current pepper.
+    """
+
+    operation: Operation
+    body: Mapping[str, Any] = attrs.field(repr=False)
+    request: Any = attrs.field(repr=False)
+    request_hash: str
+    names: tuple[tuple[KeyName, ...], ...]
+    callers: tuple[str, ...]
+    payment: Payment | None
+    earlier: Earlier | None = None
+
+
+@attrs.frozen
+class Ended:
+    """A receipted operation."""
+
+    operation_id: str
+    operation: str
+    request_hash: str
+    output: Mapping[str, Any] = attrs.field(repr=False)
+    execution: Mapping[str, Any]
+    receipt: Mapping[str, Any]
+    protocol: str | None
+    challenge_id: str | None
+    replayed: bool
+
+
+@attrs.frozen
+class Submit(Ask[Ended]):
+    """Run this order, or join the one that already runs for `wait_s` seconds at most.
+
+    Refused with a `GatewayError` when the operation ends without a result or is not decided in time.
+    """
+
+    order: Order
+    wait_s: float = 25.0
+
+
+@attrs.frozen
+class Join(Ask[Ended]):
+    """Wait for an operation that is open, `wait_s` seconds at most; refused like `Submit`."""
+
+    operation_id: str
+    wait_s: float = 25.0
+
+
+@attrs.frozen
+class Resolve(Ask[str]):
+    """Record an operator's decision on an operation that waits for one; answers its new state."""
+
+    operation_id: str
+    paid_by: str | None
+    why: str
+
+
+@attrs.frozen
+class Exposure(Ask[Mapping[str, int]]):
+    """Unsettled amounts by payer, in atomic units."""

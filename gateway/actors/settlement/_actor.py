@@ -1,0 +1,165 @@
+"""The settlement actor: owns the facilitator, the chain and what is known of the path between a signature and a receipt.
+
+`SettlementPath` is the last proof that payments can be verified, settled and looked up; it expires.  While it does not stand,
+nothing paid is quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import trio
+
+from gateway.actors.failpoints import failpoint
+from gateway.actors.payment import Payment
+from gateway.actors.runtime import Ask, Inbox, Letter
+from gateway.actors.settlement._chain import Chain, ChainUnavailable, Search, Sighting, Standing
+from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
+
+__all__ = ["Look", "Settle", "SettlementPath", "Standing", "Verdict", "Verify", "settlement"]
+
+PROBE_INTERVAL_S = 15.0
+PROBE_RETRY_S = 1.0
+PROOF_LIFE_S = 45.0
+TOLERATED_FAILURES = 2
+
+
+@attrs.frozen
+class Verify(Ask[Verification]):
+    """Ask the facilitator's `/verify`."""
+
+    payment: Payment
+
+
+@attrs.frozen
+class Settle(Ask[Submission]):
+    """Ask the facilitator's `/settle`; the answer is a hint, the chain decides."""
+
+    payment: Payment
+
+
+@attrs.frozen
+class Look(Ask[Sighting]):
+    """Ask the chain where the payment stands; refused with `ChainUnavailable`."""
+
+    payment: Payment
+    from_block: int | None = None
+    hints: Sequence[str] = ()
+
+
+@attrs.frozen
+class StillStands(Ask[bool]):
+    """Ask whether a settled transaction is still in the block it was seen in; refused with `ChainUnavailable`."""
+
+    transaction: str
+    block_hash: str
+
+
+@attrs.frozen
+class Wanted:
+    """Somebody met a closed path: probe again soon."""
+
+
+Message = Verify | Settle | Look | StillStands | Wanted
+
+
+@attrs.define
+class SettlementPath:
+    """What is proven of the settlement path now.  Read by anyone in the loop, written by the settlement actor alone."""
+
+    clock: Callable[[], float] = trio.current_time
+    proven_until: float = float("-inf")
+    reason: str = "unproven"
+    failures: int = 0
+    probed_at: float = float("-inf")
+    head: int | None = None
+
+    @property
+    def closed(self) -> str | None:
+        """None while the proof stands, else the machine reason why not."""
+        if self.clock() < self.proven_until:
+            return None
+        return self.reason
+
+
+def search_of(payment: Payment) -> Search:
+    """Return what the chain is asked for a payment."""
+    return Search(
+        payment.asset,
+        payment.payer,
+        payment.pay_to,
+        payment.amount,
+        bytes.fromhex(payment.nonce[2:]),
+        payment.valid_before,
+    )
+
+
+async def settlement(
+    inbox: Inbox[Message], *, facilitator: Facilitator, chain: Chain, network: str, path: SettlementPath
+) -> None:
+    """Serve verify, settle and look, each in a task of its own; keep the path's proof fresh."""
+    wanted = trio.Event()
+
+    async def probe_once() -> None:
+        reason = await facilitator.supports(network) or await chain.usable()
+        path.probed_at = trio.current_time()
+        if reason is None:
+            path.failures, path.reason = 0, "proof_expired"
+            path.proven_until = trio.current_time() + PROOF_LIFE_S
+            path.head = await _head(chain)
+            return
+        path.failures += 1
+        path.reason = reason
+        if path.failures >= TOLERATED_FAILURES:
+            path.proven_until = float("-inf")
+
+    async def keep_proven() -> None:
+        nonlocal wanted
+        while True:
+            pause = PROBE_INTERVAL_S if path.failures == 0 else min(PROBE_RETRY_S * 2.0 ** (path.failures - 1), PROBE_INTERVAL_S)
+            with trio.move_on_after(pause):
+                await wanted.wait()
+                await trio.sleep_until(path.probed_at + PROBE_RETRY_S)
+            wanted = trio.Event()
+            await probe_once()
+
+    async def serve(letter: Letter[Message]) -> None:
+        message = letter.message
+        try:
+            match message:
+                case Verify(payment):
+                    letter.answer(message, await facilitator.verify(payment.body))
+                case Settle(payment):
+                    failpoint("settle.before")
+                    submission = await facilitator.settle(payment.body)
+                    failpoint("settle.after")
+                    letter.answer(message, submission)
+                case Look(payment, from_block, hints):
+                    failpoint("look.before")
+                    sighting = await chain.look(search_of(payment), from_block=from_block, hints=hints)
+                    failpoint("look.after")
+                    path.head = max(path.head or 0, sighting.head)
+                    letter.answer(message, sighting)
+                case StillStands(transaction, block_hash):
+                    letter.answer(message, await chain.still_stands(transaction, block_hash))
+                case Wanted():
+                    wanted.set()
+        except ChainUnavailable as reason:
+            letter.refuse(reason)
+
+    await probe_once()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_proven)
+        inbox.ready()
+        async with trio.open_nursery() as calls:
+            async for letter in inbox:
+                calls.start_soon(serve, letter)
+        nursery.cancel_scope.cancel()
+
+
+async def _head(chain: Chain) -> int | None:
+    try:
+        return await chain.head()
+    except ChainUnavailable:
+        return None

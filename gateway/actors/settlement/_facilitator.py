@@ -1,0 +1,128 @@
+"""The x402 facilitator over HTTP: `/supported`, `/verify`, `/settle`.
+
+Semantic refusals are HTTP 200; any other status, broken JSON or a wrong shape is a fault of the facilitator and says nothing
+of the payment.  Whatever `/settle` answers is a hint only: the chain decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+import orjson
+
+from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed
+
+TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
+MAX_BYTES = 64 * 1024
+
+
+class Verdict(Enum):
+    """What `/verify` said."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+    UNAVAILABLE = "unavailable"
+
+
+@attrs.frozen
+class Verification:
+    """A verdict with the facilitator's reason."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+@attrs.frozen
+class Submission:
+    """What `/settle` answered: `transaction` is a hint where to look, `sent` is False when it cannot have arrived."""
+
+    transaction: str | None
+    reason: str
+    sent: bool
+
+
+@attrs.frozen
+class Facilitator:
+    """One facilitator, spoken to through `call`."""
+
+    url: str
+    call: Callable[[HttpCall], Awaitable[HttpAnswer]]
+    verify_timeout_s: float
+    settle_timeout_s: float
+
+    async def supports(self, network: str) -> str | None:
+        """Return None if `exact` on `network` is supported now, else the machine reason why it is not known to be."""
+        try:
+            answer = await self._ask("GET", "/supported", b"", 5.0)
+        except UpstreamFailed as failure:
+            return f"facilitator_{_word(failure)}"
+        kinds = answer.get("kinds")
+        if not isinstance(kinds, list):
+            return "facilitator_garbage"
+        for kind in kinds:
+            if isinstance(kind, dict) and (kind.get("x402Version"), kind.get("scheme"), kind.get("network")) == (
+                2,
+                "exact",
+                network,
+            ):
+                return None
+        return "facilitator_does_not_support_network"
+
+    async def verify(self, body: Mapping[str, Any]) -> Verification:
+        """Ask whether a payment is valid."""
+        try:
+            answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s)
+        except UpstreamFailed as failure:
+            return Verification(Verdict.UNAVAILABLE, _word(failure))
+        valid = answer.get("isValid")
+        if valid is True:
+            return Verification(Verdict.VALID)
+        if valid is False:
+            return Verification(Verdict.INVALID, _reason(answer.get("invalidReason")))
+        return Verification(Verdict.UNAVAILABLE, "garbage")
+
+    async def settle(self, body: Mapping[str, Any]) -> Submission:
+        """Ask to settle a payment."""
+        try:
+            answer = await self._ask("POST", "/settle", orjson.dumps(body), self.settle_timeout_s)
+        except UpstreamFailed as failure:
+            return Submission(None, _word(failure), failure.sent)
+        hint = answer.get("transaction")
+        transaction = hint.lower() if isinstance(hint, str) and TRANSACTION.match(hint) else None
+        reason = "success" if answer.get("success") is True else _reason(answer.get("errorReason"))
+        return Submission(transaction, reason, sent=True)
+
+    async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> dict[str, Any]:
+        headers = (("content-type", "application/json"), ("accept", "application/json"))
+        url = self.url.rstrip("/") + path
+        answer = await self.call(
+            HttpCall(method, url, headers, content, timeout_s=timeout_s, max_bytes=MAX_BYTES, target="facilitator")
+        )
+        if answer.status != 200:
+            raise _Fault(f"status_{answer.status}")
+        try:
+            document = orjson.loads(answer.content)
+        except orjson.JSONDecodeError as error:
+            raise _Fault("garbage") from error
+        if not isinstance(document, dict):
+            raise _Fault("garbage")
+        return document
+
+
+class _Fault(UpstreamFailed):
+    """It answered, but not as a facilitator does."""
+
+
+def _word(failure: UpstreamFailed) -> str:
+    if isinstance(failure, _Fault):
+        return str(failure)
+    return type(failure).__name__.removeprefix("Upstream").lower()
+
+
+def _reason(text: object) -> str:
+    """Keep a stranger's reason only if it looks like one of the protocol's words."""
+    return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", text) else "unspecified"
