@@ -1,0 +1,123 @@
+"""Everything that a node of the local world calls, on two local addresses: one that can be shut, one for all the rest.
+
+The facilitator has an address of its own, because `refuse` means that nobody listens there; the search engine, the
+chain's endpoint and the control of the faults share the other one: `/search-engine`, `/rpc/{chain}`, `/faults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import unquote
+
+import attrs
+import httpx
+import orjson
+import trio
+
+from gateway.world import facilitator_faults, faults, search_engine
+from gateway.world.chain_faults import ChainDoor
+from gateway.world.door import Call, Door, Reply, Silence, url_of
+from gateway.world.facilitator_faults import FacilitatorDoor
+from gateway.world.faults import FaultRefused, Faults
+from gateway.world.search_engine import SearchEngine
+
+UPSTREAM_S = 130.0
+"""Longer than the facilitator waits for a block, so that what it says is what is passed on."""
+
+
+@attrs.frozen
+class Upstreams:
+    """Where the node finds its upstreams, and where their faults are set."""
+
+    facilitator_url: str
+    search_url: str
+    rpc_url: str
+    faults_url: str
+
+
+@asynccontextmanager
+async def open_upstreams(
+    *, network: str, rpc_url: str, facilitator_url: str, port: int = 0
+) -> AsyncIterator[Upstreams]:
+    """Serve the upstreams of one chain; `rpc_url` and `facilitator_url` are the real ones behind the doors."""
+    rpc_target = f"{faults.RPC}/{network}"
+    state = Faults(
+        {
+            faults.FACILITATOR: faults.FACILITATOR_MODES,
+            rpc_target: faults.RPC_MODES,
+            faults.SEARCH: faults.SEARCH_MODES,
+        },
+        {faults.FACILITATOR: facilitator_faults.CALLS, faults.SEARCH: (search_engine.CALL,)},
+    )
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with (
+        httpx.AsyncClient(timeout=UPSTREAM_S, limits=limits) as client,
+        trio.open_nursery() as nursery,
+    ):
+        facilitator = Door(nursery, FacilitatorDoor(state, client, facilitator_url).answer)
+        chain = ChainDoor(state, rpc_target, client, rpc_url)
+        rest = Door(nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, Control(state, facilitator)), port)
+        await facilitator.open()
+        await rest.open()
+        try:
+            yield Upstreams(
+                facilitator_url=url_of(facilitator.port),
+                search_url=url_of(rest.port, "/search-engine"),
+                rpc_url=url_of(rest.port, f"/{rpc_target}"),
+                faults_url=url_of(rest.port, "/faults"),
+            )
+        finally:
+            facilitator.release()
+            rest.release()
+            nursery.cancel_scope.cancel()
+
+
+class Control:
+    """`GET /faults` tells what is in force and counted; `PUT /faults/{target}` with `{"mode": ...}` sets one mode."""
+
+    def __init__(self, state: Faults, facilitator: Door) -> None:
+        self._faults = state
+        self._facilitator = facilitator
+
+    async def answer(self, call: Call) -> Reply:
+        """Answer one call of whoever torments the node."""
+        target = unquote(call.path).removeprefix("/faults").strip("/")
+        match call.method, bool(target):
+            case "GET", False:
+                return Reply.json(self._faults.state())
+            case "PUT", True:
+                return await self._put(target, call.body)
+        return Reply.json(
+            {"error": "GET /faults, or PUT /faults/{target}"}, 405, (("allow", "PUT" if target else "GET"),)
+        )
+
+    async def _put(self, target: str, body: bytes) -> Reply:
+        try:
+            asked = orjson.loads(body)
+            self._faults.set(target, asked.get("mode") if isinstance(asked, dict) else None)
+        except orjson.JSONDecodeError as error:
+            return Reply.json({"error": f'send {{"mode": "..."}}: {error}'}, 400)
+        except FaultRefused as error:
+            return Reply.json({"error": error.detail, "allowed": error.allowed}, 400)
+        if self._faults.mode(faults.FACILITATOR) == "refuse":
+            self._facilitator.shut()
+        else:
+            await self._facilitator.open()
+        return Reply.json(self._faults.state())
+
+
+def _routes(
+    search: SearchEngine, chains: dict[str, ChainDoor], control: Control
+) -> Callable[[Call], Awaitable[Reply | Silence]]:
+    async def answer(call: Call) -> Reply | Silence:
+        path = unquote(call.path).rstrip("/")
+        if path == "/faults" or path.startswith("/faults/"):
+            return await control.answer(call)
+        if path in chains:
+            return await chains[path].answer(call)
+        if path.startswith("/search-engine/"):
+            return await search.answer(attrs.evolve(call, path=path.removeprefix("/search-engine")))
+        return Reply.json({"error": f"there is no {call.path}"}, 404)
+
+    return answer

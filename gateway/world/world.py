@@ -1,0 +1,156 @@
+"""The local world in one piece: chain, token, facilitator, search engine and their faults, ready for a node."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import attrs
+import tomli_w
+import trio
+
+from gateway.world import chain as chains
+from gateway.world import token
+from gateway.world.chain import Account, Chain, open_chain
+from gateway.world.child import Child, open_child
+from gateway.world.door import url_of
+from gateway.world.upstreams import open_upstreams
+
+FACILITATOR_START_S = 60.0
+FACILITATOR_MODULE = "gateway.world.facilitator"
+"""Named, not imported: the SDK and web3 are that process's business."""
+
+
+@attrs.frozen
+class World:
+    """Where everything is.
+
+    The node is told of `node_rpc_url` and `facilitator_url`, which faults reach; `rpc_url` is the chain itself.
+    """
+
+    directory: Path
+    network: str
+    chain_id: int
+    rpc_url: str
+    ws_url: str
+    node_rpc_url: str
+    facilitator_url: str
+    search_url: str
+    faults_url: str
+    token: str
+    payers: tuple[Account, ...]
+    pay_to: str
+
+    def node_settings(self, directory: Path, port: int) -> dict[str, Any]:
+        """Return the configuration of a node on `port` that sells into this world, its data under `directory`."""
+        return {
+            "node": {
+                "base_url": url_of(port),
+                "listen": [f"127.0.0.1:{port}"],
+                "data_dir": str(directory / "data"),
+            },
+            "payment": {
+                "network": self.network,
+                "asset": self.token,
+                "asset_name": token.NAME,
+                "asset_version": token.VERSION,
+                "decimals": token.DECIMALS,
+                "pay_to": self.pay_to,
+                "facilitator_url": self.facilitator_url,
+                "rpc_urls": [self.node_rpc_url],
+            },
+            "search": {"adapter": [{"kind": "searxng", "base_url": self.search_url, "simulated": True}]},
+        }
+
+    def node_config(self, directory: Path, port: int) -> Path:
+        """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "gateway.toml"
+        path.write_text(tomli_w.dumps(self.node_settings(directory, port)))
+        return path
+
+
+@asynccontextmanager
+async def open_world(directory: Path, *, block_time: float | None = 1, port: int = 0) -> AsyncIterator[World]:
+    """Start a world whose logs and keys are under `directory`; all of it has ended when the block is left.
+
+    `block_time` as in `open_chain`; `port` is that of the fault control, 0 for any.  Raises `ToolUnavailable` or
+    `ChildFailed`.
+    """
+    await trio.Path(directory).mkdir(parents=True, exist_ok=True)
+    async with (
+        open_chain(directory, block_time=block_time) as chain,
+        _open_facilitator(directory, chain) as facilitator,
+        open_upstreams(
+            network=chains.NETWORK, rpc_url=chain.rpc_url, facilitator_url=facilitator, port=port
+        ) as upstreams,
+    ):
+        yield World(
+            directory=directory,
+            network=chains.NETWORK,
+            chain_id=chains.CHAIN_ID,
+            rpc_url=chain.rpc_url,
+            ws_url=chain.ws_url,
+            node_rpc_url=upstreams.rpc_url,
+            facilitator_url=upstreams.facilitator_url,
+            search_url=upstreams.search_url,
+            faults_url=upstreams.faults_url,
+            token=token.ADDRESS,
+            payers=chain.payers,
+            pay_to=chain.pay_to.address,
+        )
+
+
+@contextmanager
+def world_in_thread(directory: Path, *, block_time: float | None = 1) -> Iterator[World]:
+    """Open a world on a thread of its own, for callers that are not in one trio run (a test session)."""
+    opened: SimpleQueue[tuple[World, trio.lowlevel.TrioToken, trio.CancelScope] | BaseException] = SimpleQueue()
+
+    async def live() -> None:
+        with trio.CancelScope() as scope:
+            async with open_world(directory, block_time=block_time) as world:
+                opened.put((world, trio.lowlevel.current_trio_token(), scope))
+                await trio.sleep_forever()
+
+    def run() -> None:
+        try:
+            trio.run(live)
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            opened.put(error)
+
+    thread = threading.Thread(target=run, name="local world", daemon=True)
+    thread.start()
+    first = opened.get()
+    if isinstance(first, BaseException):
+        raise first
+    world, loop, scope = first
+    try:
+        yield world
+    finally:
+        loop.run_sync_soon(scope.cancel)
+        thread.join()
+
+
+@asynccontextmanager
+async def _open_facilitator(directory: Path, chain: Chain) -> AsyncIterator[str]:
+    key_file = directory / "facilitator.key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(chain.facilitator.private_key)
+    command = [sys.executable, "-P", "-m", FACILITATOR_MODULE, "--rpc", chain.rpc_url, "--key-file", str(key_file)]
+    command += ["--network", chains.NETWORK]
+    async with open_child("facilitator", command, log=directory / "facilitator.log", read=True) as child:
+        yield url_of(await _port_of(child))
+
+
+async def _port_of(child: Child) -> int:
+    with trio.move_on_after(FACILITATOR_START_S):
+        if line := await child.line():
+            return int(json.loads(line)["port"])
+    await child.end()
+    raise await child.failure()
