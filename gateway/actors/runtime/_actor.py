@@ -1,0 +1,266 @@
+"""An actor from the inside: its mailbox, the letters in its hand, and its supervision."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, TypeVar, final
+
+import attrs
+import outcome
+import trio
+
+from gateway.actors.runtime._errors import ActorCrashed, ActorDown, ActorError
+from gateway.actors.runtime._letter import Letter
+from gateway.actors.runtime._life import Event, Health, Phase, Restart
+
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+
+Body = Callable[["Inbox[M]"], Awaitable[None]]
+"""What an actor is: a function that calls `inbox.ready()`, reads letters until there are no more, and returns."""
+
+here: contextvars.ContextVar[Actor[Any] | None] = contextvars.ContextVar("here", default=None)
+"""The actor whose body this task belongs to; tasks that a body spawns inherit it."""
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class Inbox(Generic[M_co]):
+    """An actor's end of its mailbox.
+
+    `async for letter in inbox` ends when the actor is to stop and its queue is drained.  A body that hands letters to
+    tasks of its own nursery drains by leaving the loop and letting that nursery finish.
+    """
+
+    def __init__(self, actor: Actor[M_co]) -> None:
+        self._actor = actor
+        self._open = False
+
+    def ready(self) -> None:
+        """Declare the actor fit for work; `Runtime.start` waits for this, and no letter can be taken before."""
+        if not self._open:
+            self._open = True
+            self._actor.enter(Phase.READY)
+
+    def __aiter__(self) -> Inbox[M_co]:
+        return self
+
+    async def __anext__(self) -> Letter[M_co]:
+        actor = self._actor
+        if not self._open:
+            raise RuntimeError(f"actor {actor.name} reads its inbox before it is ready")
+        while True:
+            try:
+                letter = await actor.receive.receive()
+            except trio.EndOfChannel:
+                raise StopAsyncIteration from None
+            if actor.take(letter):
+                return letter
+
+    async def batch(self, limit: int) -> list[Letter[M_co]]:
+        """One letter or more: everything queued, up to `limit`.
+
+        Raises StopAsyncIteration where iteration would end.  A body may let that go: it counts as a return.  One that
+        keeps tasks in a nursery of its own reads `batches` instead, for an exception would cancel them.
+        """
+        letters = [await self.__anext__()]
+        while len(letters) < limit:
+            try:
+                letter = self._actor.receive.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+            if self._actor.take(letter):
+                letters.append(letter)
+        return letters
+
+    def batches(self, limit: int) -> AsyncIterator[list[Letter[M_co]]]:
+        """Batches of up to `limit` letters until there are no more."""
+        return _Batches(self, limit)
+
+
+@final
+@attrs.frozen(eq=False)
+class _Batches(Generic[M_co]):
+    """An async generator would need closing; this needs none."""
+
+    _inbox: Inbox[M_co]
+    _limit: int
+
+    def __aiter__(self) -> _Batches[M_co]:
+        return self
+
+    async def __anext__(self) -> list[Letter[M_co]]:
+        return await self._inbox.batch(self._limit)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Actor(Generic[M]):
+    """One supervised body with its mailbox.
+
+    `hand` keeps the letters in the order they were taken, so that taking and settling cost the same however many there
+    are and the oldest is the first.
+    """
+
+    name: str
+    body: Body[M]
+    runtime: object
+    rank: int
+    restart: Restart
+    observe: Callable[[Event], object]
+    rng: random.Random
+    send: trio.MemorySendChannel[Letter[M]]
+    receive: trio.MemoryReceiveChannel[Letter[M]]
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    closing: trio.Event = attrs.field(factory=trio.Event)
+    finished: trio.Event = attrs.field(factory=trio.Event)
+    phase: Phase = Phase.STARTING
+    since: float = 0.0
+    hand: dict[Letter[Any], None] = attrs.field(factory=dict)
+    recent: deque[float] = attrs.field(factory=deque)  # crashes within the window
+    handled: int = 0
+    withdrawn: int = 0
+    overloaded: int = 0
+    unanswered: int = 0
+    waited: float = 0.0
+    crashes: int = 0
+    last_error: str | None = None
+    ruin: Exception | None = None  # the crash it gave up after
+    starting: trio.TaskStatus[None] | None = None
+
+    async def live(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the body, again and again, until it returns or gives up."""
+        self.starting = task_status
+        here.set(self)
+        try:
+            with self.scope:
+                while await self._live_once():
+                    pass
+            if self._unready:
+                raise RuntimeError(f"actor {self.name} ended before it was ready")
+        except Exception as error:
+            if self._unready or self.ruin is not None:
+                raise  # `Runtime.start` reports it, or it escalates
+            self._crash(error)  # while it was cancelled, which ends it anyway
+        finally:
+            self._fail(tuple(self.hand), ActorCrashed, None)
+            self._turn_away()
+            if self.ruin is None:
+                self.enter(Phase.STOPPED)
+            self.finished.set()
+
+    async def _live_once(self) -> bool:
+        """One life of the body; whether there is to be another."""
+        self.enter(Phase.STARTING)
+        try:
+            await self.body(Inbox(self))
+        except Exception as error:
+            if isinstance(error, StopAsyncIteration) and self.closing.is_set():
+                return False  # `Inbox.batch` at the end of the mail
+            self._crash(error)
+            if self._unready:
+                raise
+            delay = self._next_delay()
+            if delay is None:
+                self.ruin = error
+                self.enter(Phase.DOWN, cause=error)
+                if self.restart.escalate:
+                    raise
+                return False
+            self.enter(Phase.WAITING, cause=error, delay=delay)
+        else:
+            return False
+        with trio.move_on_after(delay):
+            await self.closing.wait()
+        # One that is to stop comes back at once, and only for the mail it still has.
+        return not self.closing.is_set() or self.receive.statistics().current_buffer_used > 0
+
+    def _next_delay(self) -> float | None:
+        now = trio.current_time()
+        self.recent.append(now)
+        while self.recent[0] <= now - self.restart.window:
+            self.recent.popleft()
+        if len(self.recent) > self.restart.limit:
+            return None
+        return self.restart.delay(len(self.recent), self.rng)
+
+    def _crash(self, error: Exception) -> None:
+        self.crashes += 1
+        self.last_error = repr(error)
+        self._fail(tuple(self.hand), ActorCrashed, error)
+
+    @property
+    def _unready(self) -> bool:
+        """Whether `Runtime.start` still waits for it."""
+        return self.starting is not None
+
+    def enter(self, phase: Phase, *, cause: Exception | None = None, delay: float | None = None) -> None:
+        """Begin a phase and tell the observer, whose own failures are logged and otherwise ignored."""
+        self.phase, self.since = phase, trio.current_time()
+        if phase is Phase.READY and self.starting is not None:
+            self.starting.started()
+            self.starting = None
+        try:
+            self.observe(Event(self.name, phase, self.since, cause, delay))
+        except Exception:
+            logger.exception("the observer failed when actor %s was %s", self.name, phase.value)
+
+    def take(self, letter: Letter[M]) -> bool:
+        """Take a letter off the queue; False when nobody waits for it any more."""
+        now = trio.current_time()
+        if letter.withdrawn or letter.deadline <= now:
+            self.withdrawn += 1
+            return False
+        letter.take(now, self.hand)
+        self.handled += 1
+        self.waited = max(self.waited, now - letter.posted)
+        return True
+
+    def close(self) -> None:
+        """Take no more mail; the body sees the end of it once it has read what queues."""
+        self.send.close()
+        self.closing.set()
+
+    def _turn_away(self) -> None:
+        """Fail all mail, queued and to come."""
+        self.close()
+        while True:
+            try:
+                letter = self.receive.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+            self._fail((letter,), ActorDown, self.ruin)
+        self.receive.close()
+
+    def _fail(self, letters: tuple[Letter[Any], ...], kind: type[ActorError], cause: Exception | None) -> None:
+        for letter in letters:
+            failure = kind(self.name)
+            failure.__cause__ = cause
+            letter.settle(outcome.Error(failure))
+
+    def health(self) -> Health:
+        """What is to be seen of it now."""
+        now = trio.current_time()
+        oldest = next(iter(self.hand), None)
+        queue = self.receive.statistics()
+        return Health(
+            actor=self.name,
+            phase=self.phase,
+            since=self.since,
+            depth=queue.current_buffer_used,
+            capacity=int(queue.max_buffer_size),
+            held=len(self.hand),
+            oldest=now - oldest.taken if oldest is not None and oldest.taken is not None else 0.0,
+            handled=self.handled,
+            withdrawn=self.withdrawn,
+            overloaded=self.overloaded,
+            unanswered=self.unanswered,
+            waited=self.waited,
+            crashes=self.crashes,
+            last_error=self.last_error,
+        )

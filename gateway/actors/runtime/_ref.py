@@ -1,0 +1,79 @@
+"""An actor from the outside."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Self, TypeVar, final
+
+import attrs
+import trio
+
+from gateway.actors.runtime._actor import Actor, here
+from gateway.actors.runtime._errors import ActorDown, Overloaded, Unanswered, UpwardAsk
+from gateway.actors.runtime._letter import Letter, Question
+from gateway.actors.runtime._life import Health
+
+R = TypeVar("R")
+M_contra = TypeVar("M_contra", contravariant=True)
+
+
+@final
+@attrs.frozen(eq=False)
+class Ref(Generic[M_contra]):
+    """The outside of an actor; it outlives restarts, and works after the actor ended (as `ActorDown`)."""
+
+    _actor: Actor[M_contra]
+
+    async def ask(self, message: Question[Self, R], *, within: float = 5.0) -> R:
+        """Send a message and wait for its answer, `within` seconds at most.
+
+        Raises whatever the actor refuses with, and `Overloaded`, `ActorDown` (never seen, safe to repeat),
+        `Unanswered`, `ActorCrashed` (seen, outcome unknown), `UpwardAsk`.  A caller that is cancelled withdraws the
+        message while it queues; once the actor took it, it is done without the caller.
+        """
+        actor = self._actor
+        asker = here.get()
+        if asker is not None and asker.runtime is actor.runtime and actor.rank >= asker.rank:
+            raise UpwardAsk(asker.name, actor.name)
+        now = trio.current_time()
+        bell = trio.Event()
+        letter: Letter[Any] = Letter(message, now, now + within, bell=bell)
+        try:
+            with trio.move_on_at(letter.deadline):
+                try:
+                    actor.send.send_nowait(letter)
+                except trio.WouldBlock:
+                    await actor.send.send(letter)
+                await bell.wait()
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            raise ActorDown(actor.name) from actor.ruin
+        finally:
+            letter.withdrawn = letter.taken is None
+        if letter.result is None:
+            if letter.withdrawn:
+                actor.overloaded += 1
+                raise Overloaded(actor.name)
+            actor.unanswered += 1
+            raise Unanswered(actor.name)
+        try:
+            answer: R = letter.result.unwrap()
+        finally:
+            del letter  # a refusal's traceback holds this frame: no cycle
+        return answer
+
+    def tell(self, message: M_contra) -> None:
+        """Post a message and forget it, upward too: it never waits.
+
+        Raises `Overloaded` when the mailbox is full, `ActorDown` when it is closed.  Nobody learns whether it was done.
+        """
+        actor = self._actor
+        try:
+            actor.send.send_nowait(Letter(message, trio.current_time(), float("inf")))
+        except trio.WouldBlock:
+            actor.overloaded += 1
+            raise Overloaded(actor.name) from None
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            raise ActorDown(actor.name) from actor.ruin
+
+    def health(self) -> Health:
+        """What is to be seen of the actor now."""
+        return self._actor.health()
