@@ -103,9 +103,9 @@ async def open_child(
 ) -> AsyncIterator[Child]:
     """Run `command`; it has ended when the block is left.
 
-    Its standard error (and its output, unless `read`) is appended to `log`.  `last_signal` is what the kernel sends
-    when the world is killed.  A terminal's Ctrl-C does not reach it: it is a session of its own, so that the world ends its
-    parts in its own order.
+    Its standard error (and its output, unless `read`) is appended to `log`.  `last_signal` is what the kernel sends it
+    when the world is killed.  A terminal's Ctrl-C does not reach it: it is a session of its own, so that the world ends
+    its parts in its own order.
     """
     leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(int(last_signal)), *command]
     # Started from this thread and not from a worker's: the leash follows the thread that forked (prctl(2)).
