@@ -1,0 +1,27 @@
+"""The durable store: atomic steps and snapshots behind one protocol, on SQLite.
+
+A step that `commit` answered for is on the disk.  `StoreUnavailable` means that it never happened, `StoreUncertain`
+that a later look must tell.
+"""
+
+from gateway.actors.store.errors import Conflict, Reason, StatementFailed, StoreRefused, StoreUncertain
+from gateway.actors.store.protocol import Engine, Row, Statement, Store, StoreHealth, Value
+from gateway.actors.store.sqlite import Committed, open_sqlite
+from gateway.errors import StoreUnavailable
+
+__all__ = [
+    "Committed",
+    "Conflict",
+    "Engine",
+    "Reason",
+    "Row",
+    "Statement",
+    "StatementFailed",
+    "Store",
+    "StoreHealth",
+    "StoreRefused",
+    "StoreUnavailable",
+    "StoreUncertain",
+    "Value",
+    "open_sqlite",
+]

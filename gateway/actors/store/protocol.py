@@ -1,0 +1,109 @@
+"""What the node asks of a durable store, whichever engine keeps it.
+
+SQL is portable: TEXT, BIGINT and BLOB columns, `:name` parameters, ON CONFLICT and RETURNING.  Every engine passes
+the same conformance suite, `tests/actors/store/test_protocol.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from gateway.actors.store.errors import Reason
+
+Value = str | int | bytes | None
+"""What a column holds: text without NUL, a 64-bit signed integer, bytes or NULL.  Never a float, never a bool."""
+
+Row = tuple[Value, ...]
+"""One row, its columns in the order of the SELECT or RETURNING list."""
+
+_INT_BOUND = 2**63
+
+
+def checked(parameters: Mapping[str, Value]) -> dict[str, Value]:
+    """The parameters as plain values that every engine stores alike.
+
+    Raises TypeError for anything but str, int, bytes and None (bool and float too), ValueError for an int beyond 64 bits and
+    for text with a NUL or a lone surrogate.
+    """
+    return {name: _plain(name, value) for name, value in parameters.items()}
+
+
+def _plain(name: str, value: Value) -> Value:
+    match value:
+        case None | bytes():
+            return value
+        case bool():
+            raise TypeError(f":{name} is a bool; store 0 or 1")
+        case int():
+            if not -_INT_BOUND <= value < _INT_BOUND:
+                raise ValueError(f":{name} is beyond 64 bits")
+            return int.__int__(value)
+        case str():
+            if "\0" in value:
+                raise ValueError(f":{name} holds a NUL character; store it as bytes")
+            if not value.isascii():
+                value.encode()  # a lone surrogate is a ValueError too
+            return str.__str__(value)
+        case _:
+            raise TypeError(f":{name} is a {type(value).__name__}; only str, int, bytes and None are stored")
+
+
+@attrs.frozen
+class Statement:
+    """One statement of a step.
+
+    `rows` is how many rows it must change, or return when it returns rows (RETURNING, SELECT); any other number rolls back
+    the whole step.  Raises what `checked` raises.
+    """
+
+    sql: str
+    parameters: Mapping[str, Value] = attrs.field(factory=dict, converter=checked)
+    rows: int | None = None
+
+
+class Store(Protocol):
+    """Atomic durable steps and consistent reads.  A read that starts after a commit has returned sees it."""
+
+    async def commit(self, *statements: Statement) -> list[list[Row]]:
+        """Run the statements as one atomic step; return, once it is durable, the rows that each of them returned.
+
+        A caller that is cancelled while its step runs does not stop it.  Raises `Conflict` or `StatementFailed` (the
+        step is undone), `StoreUnavailable` (it never happened) or `StoreUncertain` (a later read must tell).
+        """
+        ...
+
+    async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
+        """All rows of one query.  Raises `StatementFailed` or `StoreUnavailable`."""
+        ...
+
+    async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """The rows of each query, all from one snapshot.  Raises `StatementFailed` or `StoreUnavailable`."""
+        ...
+
+
+@attrs.frozen
+class StoreHealth:
+    """Whether the store takes writes, as its last write told; `reason` where not, `since` in seconds since 1970."""
+
+    writable: bool
+    reason: Reason | None
+    since: float
+
+
+class Engine(Store, Protocol):
+    """A store as its owner sees it: with its health."""
+
+    @property
+    def health(self) -> StoreHealth:
+        """What the last write told."""
+        ...
+
+    async def probe(self) -> StoreHealth:
+        """Whether the store is writable, found out by a durable write unless one succeeded within the last second.
+
+        Never raises.
+        """
+        ...

@@ -1,0 +1,266 @@
+"""The SQLite engine: one writer actor with group commit, readers in threads beside it.
+
+WAL with `synchronous=FULL`: what was acknowledged survives power loss.  All askers that wait share one transaction
+and one fsync.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Protocol, TypeVar, final
+
+import attrs
+import trio
+
+from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
+from gateway.actors.store import schema
+from gateway.actors.store.errors import Failure, Reason
+from gateway.actors.store.protocol import Row, Statement, StoreHealth, Value, checked
+from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile
+from gateway.actors.store.sqlite_readers import Readers
+from gateway.actors.store.sqlite_writer import Result, Writer
+from gateway.errors import StoreUnavailable
+
+_GROUP = 256
+_MAILBOX = 1024
+_PATIENCE_S = 30.0
+_PROBE_PATIENCE_S = 5.0
+_FRESH_S = 1.0
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Committed:
+    """What an observer hears of one group: how many `steps` shared it, how many were `undone`, and its duration."""
+
+    steps: int
+    undone: int
+    seconds: float
+
+
+Observe = Callable[[Committed | StoreHealth], object]
+
+
+class Run(Protocol):
+    """Runs blocking work, no more at once than the limiter has tokens, to its end even when the caller is cancelled."""
+
+    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        """The value of `work()`."""
+        ...
+
+
+async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    """Run the work in a worker thread: what a node does."""
+    return await trio.to_thread.run_sync(work, limiter=limiter)
+
+
+async def inline(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    """Run the work in the loop's own thread: for simulations and tests on a mock clock, which waits for no thread."""
+    async with limiter:
+        return work()
+
+
+@asynccontextmanager
+async def open_sqlite(
+    runtime: Runtime,
+    path: Path | str,
+    *,
+    migrations: Traversable | None = None,
+    readers: int = 4,
+    observe: Observe = lambda _event: None,
+    run: Run = in_thread,
+    now: Callable[[], float] = time.time,
+) -> AsyncIterator[SqliteStore]:
+    """Open the database file, creating and migrating it, and start its writer as the actor "store".
+
+    `path` is the file, whose directory exists; `migrations` are those of this release unless given; `observe` hears of
+    every group and of every change of health.  The file stays open after the block, until the runtime has stopped the
+    actor: actors that drain still commit.  Raises StoreRefused.
+    """
+    file = SqliteFile(Path(path))
+    writing = trio.CapacityLimiter(1)
+    opening = partial(file.open, schema.shipped() if migrations is None else migrations, lambda: int(now() * 1000))
+    writer = Writer(file, await run(opening, writing))
+    actor = _WriterActor(file, writer, Readers(file), writing, run, _Pulse(now, observe), observe)
+    try:
+        ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
+    except BaseException:
+        actor.leave()
+        raise
+    yield SqliteStore(ref, actor.readers, trio.CapacityLimiter(readers), run, actor.pulse)
+
+
+@final
+class SqliteStore:
+    """The `Engine` on one SQLite file; made by `open_sqlite`."""
+
+    def __init__(
+        self, writer: Ref[_Commit], readers: Readers, reading: trio.CapacityLimiter, run: Run, pulse: _Pulse
+    ) -> None:
+        self._writer = writer
+        self._readers = readers
+        self._reading = reading
+        self._run = run
+        self._pulse = pulse
+
+    async def commit(self, *statements: Statement) -> list[list[Row]]:
+        """See `Store.commit`; waits up to 30 seconds."""
+        if not statements:
+            return []
+        return await self._ask(statements, _PATIENCE_S)
+
+    async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
+        """See `Store.fetch`; waits up to 30 seconds for a free reader."""
+        (rows,) = await self.fetch_many([(sql, parameters)])
+        return rows
+
+    async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `Store.fetch_many`; waits up to 30 seconds for a free reader."""
+        asked = [(sql, checked(parameters)) for sql, parameters in queries]
+        try:
+            with trio.move_on_after(_PATIENCE_S):
+                return await self._run(partial(self._readers.read, asked), self._reading)
+        except FileUnusable as unusable:
+            self._pulse.read_failed(unusable.failure)
+            raise unusable.failure.error() from unusable
+        raise Failure(Reason.OVERLOADED).error()
+
+    @property
+    def health(self) -> StoreHealth:
+        """What the last write told."""
+        return self._pulse.health
+
+    async def probe(self) -> StoreHealth:
+        """See `Engine.probe`; waits up to 5 seconds."""
+        if self._pulse.fresh:
+            return self.health
+        try:
+            await self._ask((Statement(f"PRAGMA user_version = {self._pulse.count}"),), _PROBE_PATIENCE_S)
+        except StoreUnavailable as unavailable:
+            return attrs.evolve(self.health, writable=False, reason=Reason(unavailable.extra["reason"]))
+        return self.health
+
+    async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
+        try:
+            return await self._writer.ask(_Commit(step), within=within)
+        except Overloaded as error:
+            raise Failure(Reason.OVERLOADED).error() from error
+        except ActorDown as error:
+            raise Failure(Reason.STOPPED).error() from error
+        except Unanswered as error:
+            raise Failure(Reason.STALLED, uncertain=True).error() from error
+        except ActorCrashed as error:
+            raise Failure(Reason.CRASHED, uncertain=True).error() from error
+
+
+@attrs.frozen
+class _Commit(Ask[list[list[Row]]]):
+    """Store one step."""
+
+    step: tuple[Statement, ...]
+
+
+@attrs.define(eq=False)
+class _Pulse:
+    """The health of the store, as told by everything that was tried; damage is not forgotten before a restart."""
+
+    now: Callable[[], float]
+    observe: Observe
+    health: StoreHealth = attrs.field(init=False)
+    count: int = 0
+    _last_success: float = attrs.field(factory=time.monotonic)
+
+    def __attrs_post_init__(self) -> None:
+        self.health = StoreHealth(writable=True, reason=None, since=self.now())
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a write succeeded just now, and nothing failed since."""
+        return self.health.writable and time.monotonic() - self._last_success < _FRESH_S
+
+    @property
+    def damaged(self) -> bool:
+        return self.health.reason is Reason.CORRUPT
+
+    def write_succeeded(self) -> None:
+        self.count = (self.count + 1) % 2**31
+        self._last_success = time.monotonic()
+        self._turn(None)
+
+    def write_failed(self, failure: Failure) -> None:
+        self._turn(failure.reason)
+
+    def read_failed(self, failure: Failure) -> None:
+        if failure.reason is Reason.CORRUPT:
+            self._turn(failure.reason)
+
+    def _turn(self, reason: Reason | None) -> None:
+        if reason is not self.health.reason and not self.damaged:
+            self.health = StoreHealth(writable=reason is None, reason=reason, since=self.now())
+            self.observe(self.health)
+
+
+@attrs.frozen(eq=False)
+class _WriterActor:
+    """The owner of the file: while it does not live, nothing is open."""
+
+    file: SqliteFile
+    writer: Writer
+    readers: Readers
+    writing: trio.CapacityLimiter
+    run: Run
+    pulse: _Pulse
+    observe: Observe
+
+    async def live(self, inbox: Inbox[_Commit]) -> None:
+        try:
+            await self.run(self.enter, self.writing)
+            inbox.ready()
+            async for letters in inbox.batches(_GROUP):
+                with trio.CancelScope(shield=True):  # what was taken is finished
+                    await self._store(letters)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.run(self.leave, self.writing)
+
+    def enter(self) -> None:
+        self.file.claim()
+        self.readers.open()
+
+    def leave(self) -> None:
+        self.readers.close()
+        self.writer.close()
+        self.file.release()
+
+    async def _store(self, letters: Sequence[Letter[_Commit]]) -> None:
+        results: Sequence[Result]
+        began = time.perf_counter()
+        if self.pulse.damaged:
+            results = [Failure(Reason.CORRUPT)] * len(letters)
+        else:
+            steps = [letter.message.step for letter in letters]
+            results = await self.run(partial(self.writer.run, steps), self.writing)
+            self._feel(results)
+        for letter, result in zip(letters, results, strict=True):
+            match result:
+                case list():
+                    letter.answer(letter.message, result)
+                case Failure():
+                    letter.refuse(result.error())
+                case _:
+                    letter.refuse(result)
+        undone = sum(not isinstance(result, list) for result in results)
+        self.observe(Committed(len(letters), undone, time.perf_counter() - began))
+
+    def _feel(self, results: Sequence[Result]) -> None:
+        failures = [result for result in results if isinstance(result, Failure)]
+        if any(isinstance(result, list) for result in results):
+            self.pulse.write_succeeded()
+        elif failures:
+            self.pulse.write_failed(failures[0])
