@@ -1,0 +1,99 @@
+"""Does it all add up? What the agent says it bought, against what the chain says was paid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from gateway.world.chain import Transfer
+
+CLOSED = 503
+"""A family that this host cannot run is refused before any quote, with a reason."""
+
+
+@attrs.frozen
+class Row:
+    """One step of the agent and what became of it: `verdict` is `held`, `closed` or `failed`, `reason` why not held."""
+
+    step: str
+    operation: str
+    protocol: str
+    status: int | None
+    charged: int
+    transaction: str
+    settled: bool
+    replayed: bool
+    proved: bool
+    ms: int
+    verdict: str
+    reason: str
+
+
+@attrs.frozen
+class Tally:
+    """All rows, and what is wrong with the whole; `transfers` counts those on the chain."""
+
+    rows: tuple[Row, ...]
+    transfers: int
+    faults: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True when nothing failed; closed families are not failures."""
+        return not self.faults and all(row.verdict != "failed" for row in self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """True when nothing failed and nothing was closed."""
+        return self.holds and all(row.verdict == "held" for row in self.rows)
+
+
+def tally(lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], planned: int) -> Tally:
+    """Judge every line of the agent, then the round: `planned` lines, one transfer a purchase, none for a replay."""
+    on_chain = {transfer.transaction: transfer.value for transfer in transfers}
+    rows = tuple(_row(line, on_chain) for line in lines)
+    bought = [row for row in rows if row.charged and not row.replayed]
+    faults = []
+    if len(lines) < planned and all(row.verdict == "held" for row in rows):
+        faults.append(f"the agent made {len(lines)} of {planned} steps")
+    if len(transfers) != len(bought):
+        faults.append(f"{len(bought)} purchases, {len(transfers)} transfers on the chain")
+    return Tally(rows, len(transfers), tuple(faults))
+
+
+def _row(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
+    charged, transaction = int(line["charged"]), line["transaction"] or ""
+    settled = charged > 0 and on_chain.get(transaction) == charged
+    reason = _reason(line, charged=charged, settled=settled)
+    closed = line["status"] == CLOSED and not charged
+    return Row(
+        step=line["step"],
+        operation=line["operation"],
+        protocol=line["protocol"],
+        status=line["status"],
+        charged=charged,
+        transaction=transaction,
+        settled=settled,
+        replayed=line["replayed"],
+        proved=line["proved"],
+        ms=line["ms"],
+        verdict="closed" if closed else "failed" if reason else "held",
+        reason=reason,
+    )
+
+
+def _reason(line: Mapping[str, Any], *, charged: int, settled: bool) -> str:
+    again, free = line["step"].endswith(", again"), line["protocol"] == "free"
+    if line["status"] != 200:
+        return str(line.get("detail") or line.get("code") or f"status {line['status']}")
+    if not line["proved"]:
+        return str(line.get("detail") or "the receipt does not stand")
+    if free and charged:
+        return "a free call was charged"
+    if not free and not settled:
+        return "the chain shows no such transfer"
+    if again != line["replayed"]:
+        return "was not replayed" if again else "was replayed"
+    return ""
