@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -143,6 +143,7 @@ class RemoteAdapter(SearchAdapter, Protocol):
         ...
 
 
+@runtime_checkable
 class LocalAdapter(SearchAdapter, Protocol):
     """An engine inside the node.  Its methods may take milliseconds and are run in a thread."""
 

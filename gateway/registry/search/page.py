@@ -148,7 +148,7 @@ def hostname(url: str) -> str:
 
 
 def timestamp(value: Any) -> str | None:
-    """Return an engine's date as RFC 3339 UTC with milliseconds; one without a zone is read as UTC, any other is None."""
+    """Return an engine's date as RFC 3339 UTC with milliseconds (UTC where it names no zone); None: unreadable."""
     if not isinstance(value, str) or len(value) > 40:
         return None
     try:

@@ -16,7 +16,7 @@ from gateway.registry.search.page import SearchPage, collect, failed, names
 from gateway.registry.search.request import SearchRequest
 
 FIELDS = {"title": "title", "url": "url", "snippet": "content", "published": "publishedDate"}
-LONGEST_TARGET = 4000  # the request line buffers in front of an instance start at 4 KiB; longer queries go as a form
+LONGEST_TARGET = 7000  # instances read request lines of 8 KiB; longer queries go as a form
 CAPABILITIES = Capabilities(languages=None, regions=None)
 COST = Cost(basis="self_hosted_no_charge_per_call")
 

@@ -1,0 +1,233 @@
+"""The search family: admits what a proven adapter can serve, and serves it from the first that does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from gateway.actors.prober import Route
+from gateway.actors.runtime import ActorError
+from gateway.errors import ExecutorFailed
+from gateway.registry.execution import Served, Work
+from gateway.registry.http_call import (
+    AnswerTooLarge,
+    HttpAnswer,
+    HttpCall,
+    UpstreamBroken,
+    UpstreamFailed,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.registry.qualification import Evidence, Finding, Outcome, Proofs
+from gateway.registry.search.adapter import Adapter, LocalAdapter, WorkerCall, route_id
+from gateway.registry.search.choice import choose
+from gateway.registry.search.output import Asset, Spent, output, route
+from gateway.registry.search.page import SearchPage, failed
+from gateway.registry.search.request import SearchRequest
+
+Call = Callable[[HttpCall], Awaitable[HttpAnswer]]
+
+ATTEMPT_S = 8.0
+SHORTEST_ATTEMPT_S = 0.25
+WORKERS = 4
+WORKER_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+# Answers to what this one caller asked; counting them would let three odd queries close the route for everybody.
+CALLERS_OWN = frozenset({"status_400", "status_413", "status_414", "status_422"})
+
+_REASONS: tuple[tuple[type[UpstreamFailed], str], ...] = (
+    (UpstreamUnreachable, "unreachable"),
+    (UpstreamTimeout, "timeout"),
+    (UpstreamBroken, "connection_broken"),
+    (AnswerTooLarge, "answer_too_large"),
+)
+
+
+@attrs.frozen
+class Attempt:
+    """One adapter asked once.  `counts` is False where the outcome says nothing of the route."""
+
+    adapter: Adapter
+    outcome: str
+    ms: int
+    sent: bool = True
+    counts: bool = True
+
+
+@attrs.frozen
+class SearchFamily:
+    """Executor of `search.free` and `search.paid`.
+
+    Attributes:
+        adapters: in the operator's order, all of one coverage (`registry.search.adapters.build`).
+        proofs: what the prober publishes.
+        call: makes an `HttpCall`; raises `UpstreamFailed`.
+        report: takes the outcome of every real call; must not block.
+        utc: wall clock.
+        asset: what costs are stated in.
+    """
+
+    adapters: Sequence[Adapter]
+    proofs: Proofs
+    call: Call
+    report: Callable[[Outcome], None]
+    utc: Callable[[], datetime]
+    asset: Asset = attrs.field(factory=Asset)
+    _workers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(WORKERS), init=False)
+    _lookups: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+
+    def admit(self, operation: str, request: SearchRequest) -> None:  # noqa: ARG002 - free and paid search are one engine
+        """Return if a proven adapter can serve `request`; raises `OperationUnavailable` or `CapabilityUnavailable`."""
+        choose(self.adapters, request, self.proofs.of)
+
+    async def execute(self, work: Work) -> Served:
+        """Ask the adapters in turn until one answers.
+
+        Raises the last one's `ExecutorFailed` (a blocked engine: `EngineBlocked`) when none does; `extra["attempts"]`
+        tells of each.  An empty page is an answer.
+        """
+        request: SearchRequest = work.request
+        choice = choose(self.adapters, request, self.proofs.of)
+        attempts: list[Attempt] = []
+        failure = failed("search", "deadline", "no time was left to ask an engine")
+        for adapter, evidence in choice.candidates:
+            within = min(ATTEMPT_S, work.deadline - trio.current_time())
+            if within < SHORTEST_ATTEMPT_S:
+                break
+            started = trio.current_time()
+            try:
+                page = await self._ask(adapter, request, within)
+            except (ExecutorFailed, UpstreamFailed) as problem:
+                attempts.append(_failed_attempt(adapter, problem, started))
+                failure = _told(adapter, problem, attempts[-1])
+                self._count(attempts[-1])
+                continue
+            attempts.append(Attempt(adapter, "served", _ms_since(started)))
+            self._count(attempts[-1])
+            fallback = adapter.name != choice.preferred
+            return self._served(request, page, evidence, attempts, fallback=fallback)
+        failure.extra["attempts"] = _shown(attempts)
+        raise failure
+
+    async def _ask(self, adapter: Adapter, request: SearchRequest, within: float) -> SearchPage:
+        if isinstance(adapter, LocalAdapter):
+            return await trio.to_thread.run_sync(adapter.search, request, limiter=self._lookups)
+        planned = adapter.plan(request)
+        with trio.move_on_after(within):  # a cancelled asker leaves the exchange itself alone, see actors.upstream
+            if isinstance(planned, WorkerCall):
+                async with self._workers:
+                    answer = await run_worker(planned)
+            else:
+                answer = await self.call(attrs.evolve(planned, timeout_s=within))
+            return adapter.read(request, answer)
+        raise UpstreamTimeout(f"{adapter.name}: no answer after {within:.1f} s")
+
+    def _count(self, attempt: Attempt) -> None:
+        if attempt.counts:
+            ok = attempt.outcome == "served"
+            reason = None if ok else attempt.outcome
+            self.report(Outcome(route_id(attempt.adapter), ok, reason, attempt.ms if attempt.sent else None))
+
+    def _served(
+        self,
+        request: SearchRequest,
+        page: SearchPage,
+        evidence: Evidence,
+        attempts: Sequence[Attempt],
+        *,
+        fallback: bool,
+    ) -> Served:
+        adapter = attempts[-1].adapter
+        told = route(adapter, evidence.qualification_id or "", page, _spent(attempts), self.asset, fallback=fallback)
+        return Served(
+            output=output(request, page, adapter, told, retrieved_at=self.utc()),
+            execution={"adapter": adapter.name, "attempts": _shown(attempts)},
+        )
+
+
+def search_routes(adapters: Sequence[Adapter], call: Call) -> tuple[Route, ...]:
+    """Return what the prober has to prove: one route for each adapter."""
+    return tuple(Route(route_id(adapter), partial(prove, adapter, call)) for adapter in adapters)
+
+
+async def prove(adapter: Adapter, call: Call) -> Finding:
+    """Prove one adapter by its unbilled calls, or by its configuration where it has none."""
+    if isinstance(adapter, LocalAdapter):
+        return await trio.to_thread.run_sync(adapter.prove)
+    answers = []
+    for each in adapter.probe_calls():
+        try:
+            answers.append(await call(each))
+        except UpstreamFailed as problem:
+            return Finding(ok=False, reason=_reason(problem))
+    return adapter.read_probe(answers)
+
+
+async def run_worker(call: WorkerCall) -> HttpAnswer:
+    """Run a worker to its end and return its output as the content of a 200; killed at once when cancelled.
+
+    Raises `UpstreamTimeout` after `timeout_s`, `UpstreamBroken` when it fails, `AnswerTooLarge`.
+    """
+    started = trio.current_time()
+    with trio.move_on_after(call.timeout_s):
+        done = await trio.run_process(
+            call.argv,
+            stdin=call.stdin,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env=WORKER_ENVIRONMENT,
+            deliver_cancel=_kill,
+        )
+        if done.returncode != 0:
+            raise UpstreamBroken(f"{call.target}: the worker ended with {done.returncode}")
+        if len(done.stdout) > call.max_bytes:
+            raise AnswerTooLarge(f"{call.target}: over {call.max_bytes} bytes")
+        return HttpAnswer(200, {}, done.stdout, _ms_since(started))
+    raise UpstreamTimeout(f"{call.target}: no answer after {call.timeout_s:g} s")
+
+
+async def _kill(process: trio.Process) -> None:
+    process.kill()
+
+
+def _failed_attempt(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, started: float) -> Attempt:
+    if isinstance(problem, UpstreamFailed):
+        ours = isinstance(problem.__cause__, ActorError)  # this node's own queue, not the engine
+        reason = "node_overloaded" if ours and not problem.sent else _reason(problem)
+        return Attempt(adapter, reason, _ms_since(started), sent=problem.sent, counts=not ours)
+    reason = str(problem.extra.get("reason", "executor_failed"))
+    return Attempt(adapter, reason, _ms_since(started), counts=reason not in CALLERS_OWN)
+
+
+def _told(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, attempt: Attempt) -> ExecutorFailed:
+    if isinstance(problem, ExecutorFailed):
+        return problem
+    told = failed(adapter.name, attempt.outcome, f"no answer ({attempt.outcome.replace('_', ' ')})")
+    told.__cause__ = problem
+    return told
+
+
+def _reason(problem: UpstreamFailed) -> str:
+    return next((reason for kind, reason in _REASONS if isinstance(problem, kind)), "upstream_failed")
+
+
+def _spent(attempts: Sequence[Attempt]) -> Spent:
+    """Return what the calls cost together: an engine that failed after it was asked may bill all the same."""
+    *before, serving = attempts
+    lost = sum(each.adapter.cost.atomic for each in before if each.sent)
+    basis = serving.adapter.cost.basis + ("_and_failed_attempts" if lost else "")
+    return Spent(serving.adapter.cost.atomic + lost, basis)
+
+
+def _shown(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    return [{"adapter": each.adapter.name, "outcome": each.outcome, "ms": each.ms} for each in attempts]
+
+
+def _ms_since(started: float) -> int:
+    return round((trio.current_time() - started) * 1000)
