@@ -29,6 +29,7 @@ class Operation:
         quota: name of the quota that a call is counted on.
         family: name of the executor.
         failure: the problem of an execution that started and failed.
+        repeatable: False where a run that may have begun must never be begun again (a sandboxed command).
         refine: names the particular problem of a body that the schema refuses, where there is one.
     """
 
@@ -47,6 +48,7 @@ class Operation:
     quota: str
     family: str
     failure: type[GatewayError]
+    repeatable: bool = True
     refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
 
 

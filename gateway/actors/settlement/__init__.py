@@ -2,25 +2,32 @@
 
 from gateway.actors.settlement._actor import (
     Look,
-    SettlementPath,
+    Message,
     Settle,
+    SettlementPath,
+    StillStands,
     Verify,
+    Wanted,
     settlement,
 )
 from gateway.actors.settlement._chain import Chain, ChainUnavailable, Sighting, Standing
-from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict
+from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
 
 __all__ = [
     "Chain",
     "ChainUnavailable",
     "Facilitator",
     "Look",
+    "Message",
     "Settle",
     "SettlementPath",
     "Sighting",
     "Standing",
+    "StillStands",
     "Submission",
     "Verdict",
+    "Verification",
     "Verify",
+    "Wanted",
     "settlement",
 ]

@@ -1,0 +1,24 @@
+"""Operations: from a claim to a receipt, exactly once, whatever crashes in between."""
+
+from gateway.actors.operations.actor import Limits, operations
+from gateway.actors.operations.life import Effect, Event, Impossible, State, decide
+from gateway.actors.operations.live import Surroundings
+from gateway.actors.operations.order import Earlier, Ended, Exposure, Join, Order, Resolve, Submit
+
+__all__ = [
+    "Earlier",
+    "Effect",
+    "Ended",
+    "Event",
+    "Exposure",
+    "Impossible",
+    "Join",
+    "Limits",
+    "Order",
+    "Resolve",
+    "State",
+    "Submit",
+    "Surroundings",
+    "decide",
+    "operations",
+]

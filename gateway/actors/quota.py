@@ -1,0 +1,174 @@
+"""The quota actor: calls a minute and caller, counted exactly.
+
+A window opens with a caller's first call and lasts `window_s`.  Counters live in memory and are flushed to the store every few
+seconds, so that a restart does not forget them; the unpaid path writes nothing else (design/architecture, "The store").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+import structlog
+import trio
+
+from gateway.actors.runtime import Ask, Inbox
+from gateway.actors.store import Statement, Store
+from gateway.errors import StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+FLUSH_EVERY_S = 5.0
+FLUSH_AT_ONCE = 2_000
+MAX_WINDOWS = 200_000
+"""Callers remembered at once; beyond it the oldest windows are let go."""
+
+
+@attrs.frozen
+class Policy:
+    """At most `limit` calls in `window_s` seconds."""
+
+    name: str
+    limit: int
+    window_s: int = 60
+
+
+@attrs.frozen
+class Allowance:
+    """What is left: `granted` for this call, `remaining` calls more, `reset_s` seconds until the window ends."""
+
+    policy: Policy
+    granted: bool
+    remaining: int
+    reset_s: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The `RateLimit` and `RateLimit-Policy` fields (draft-ietf-httpapi-ratelimit-headers)."""
+        name = self.policy.name.replace(".", "-")
+        return {
+            "RateLimit-Policy": f'"{name}";q={self.policy.limit};w={self.policy.window_s}',
+            "RateLimit": f'"{name}";r={self.remaining};t={self.reset_s}',
+        }
+
+
+@attrs.frozen
+class Spend(Ask[Allowance]):
+    """Count one call of a caller against a policy."""
+
+    policy: str
+    caller: str
+
+
+@attrs.frozen
+class GiveBack:
+    """Take one call back: a quote that was redeemed, or a free call that nothing could serve."""
+
+    policy: str
+    caller: str
+
+
+Message = Spend | GiveBack
+
+
+@attrs.define
+class _Window:
+    opened_ms: int
+    used: int
+    dirty: bool = True
+
+
+@attrs.define(eq=False)
+class _Counters:
+    policies: Mapping[str, Policy]
+    clock_ms: Callable[[], int]
+    windows: dict[tuple[str, str], _Window] = attrs.field(factory=dict)
+
+    def spend(self, policy: Policy, caller: str) -> Allowance:
+        now = self.clock_ms()
+        window = self.windows.get((policy.name, caller))
+        if window is None or not 0 <= now - window.opened_ms < policy.window_s * 1000:
+            self.windows.pop((policy.name, caller), None)
+            window = self.windows[policy.name, caller] = _Window(now, 0)
+            if len(self.windows) > MAX_WINDOWS:
+                self.windows.pop(next(iter(self.windows)))
+        granted = window.used < policy.limit
+        if granted:
+            window.used += 1
+            window.dirty = True
+        left_ms = window.opened_ms + policy.window_s * 1000 - now
+        return Allowance(policy, granted, policy.limit - window.used, -(-left_ms // 1000))
+
+    def give_back(self, policy: str, caller: str) -> None:
+        window = self.windows.get((policy, caller))
+        if window is not None and window.used > 0:
+            window.used -= 1
+            window.dirty = True
+
+    def closed(self, now: int) -> list[tuple[str, str]]:
+        """Return the windows that have ended."""
+        return [
+            key for key, window in self.windows.items() if now - window.opened_ms >= self.policies[key[0]].window_s * 1000
+        ]
+
+
+async def quota(
+    inbox: Inbox[Message], *, policies: Mapping[str, Policy], store: Store, clock_ms: Callable[[], int]
+) -> None:
+    """Count calls; flush now and then and once more at the end."""
+    counters = _Counters(policies, clock_ms)
+    longest_ms = max((policy.window_s for policy in policies.values()), default=60) * 1000
+    for name, caller, opened, used in await store.fetch(
+        "SELECT quota, caller, window_start, used FROM quota_counters WHERE window_start > :since ORDER BY window_start",
+        {"since": clock_ms() - longest_ms},
+    ):
+        if name in policies:
+            counters.windows[str(name), str(caller)] = _Window(int(opened or 0), int(used or 0), dirty=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_keep_flushing, counters, store)
+        inbox.ready()
+        async for letter in inbox:
+            message = letter.message
+            if isinstance(message, Spend):
+                letter.answer(message, counters.spend(policies[message.policy], message.caller))
+            else:
+                counters.give_back(message.policy, message.caller)
+        nursery.cancel_scope.cancel()
+    with trio.move_on_after(5):
+        await _flush(counters, store)
+
+
+async def _keep_flushing(counters: _Counters, store: Store) -> None:
+    while True:
+        await trio.sleep(FLUSH_EVERY_S)
+        await _flush(counters, store)
+
+
+async def _flush(counters: _Counters, store: Store) -> None:
+    now = counters.clock_ms()
+    ended = counters.closed(now)
+    for key in ended:
+        del counters.windows[key]
+    dirty = [(key, window) for key, window in counters.windows.items() if window.dirty][:FLUSH_AT_ONCE]
+    for _, window in dirty:
+        window.dirty = False
+    if not dirty and not ended:
+        return
+    statements = [
+        Statement(
+            """
+            INSERT INTO quota_counters (quota, caller, window_start, used) VALUES (:quota, :caller, :window_start, :used)
+            ON CONFLICT (quota, caller) DO UPDATE SET window_start = excluded.window_start, used = excluded.used
+            """,
+            {"quota": name, "caller": caller, "window_start": window.opened_ms, "used": window.used},
+        )
+        for (name, caller), window in dirty
+    ]
+    old = now - max(policy.window_s for policy in counters.policies.values()) * 1000
+    statements.append(Statement("DELETE FROM quota_counters WHERE window_start <= :old", {"old": old}))
+    try:
+        await store.commit(*statements)
+    except StoreUnavailable as error:
+        for _, window in dirty:
+            window.dirty = True
+        log.warning("quota_flush_failed", reason=error.detail)
