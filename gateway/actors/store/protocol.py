@@ -25,8 +25,8 @@ _INT_BOUND = 2**63
 def checked(parameters: Mapping[str, Value]) -> dict[str, Value]:
     """The parameters as plain values that every engine stores alike.
 
-    Raises TypeError for anything but str, int, bytes and None (bool and float too), ValueError for an int beyond 64 bits and
-    for text with a NUL or a lone surrogate.
+    Raises TypeError for anything but str, int, bytes and None (bool and float too), ValueError for an int beyond
+    64 bits and for text with a NUL or a lone surrogate.
     """
     return {name: _plain(name, value) for name, value in parameters.items()}
 
@@ -55,8 +55,8 @@ def _plain(name: str, value: Value) -> Value:
 class Statement:
     """One statement of a step.
 
-    `rows` is how many rows it must change, or return when it returns rows (RETURNING, SELECT); any other number rolls back
-    the whole step.  Raises what `checked` raises.
+    `rows` is how many rows it must change, or return when it returns rows (RETURNING, SELECT); any other number rolls
+    back the whole step.  Raises what `checked` raises.
     """
 
     sql: str

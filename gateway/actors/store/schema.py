@@ -1,7 +1,8 @@
 """Numbered migrations: what ships, what a database has, and what is still to do.
 
 A migration is a file `0001_name.sql`, or a pair `0001_name.sqlite.sql` and `0001_name.postgresql.sql` where the
-engines differ.  It is applied once, in its own transaction, and recorded in `schema_migrations` with the SHA-256 of its file.
+engines differ.  It is applied once, in its own transaction, and recorded in `schema_migrations` with the
+SHA-256 of its file.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def load(directory: Traversable, dialect: str) -> tuple[Migration, ...]:
 def pending(migrations: Sequence[Migration], applied: Sequence[Applied], where: object) -> Sequence[Migration]:
     """What is still to be applied, in order.
 
-    Raises StoreRefused when the database was written by a newer release, lacks a migration in the middle, or holds one that
-    this release ships with other contents; `where` names the database.
+    Raises StoreRefused when the database was written by a newer release, lacks a migration in the middle, or holds one
+    that this release ships with other contents; `where` names the database.
     """
     if [one.version for one in applied] != list(range(1, len(applied) + 1)):
         raise StoreRefused(

@@ -111,9 +111,8 @@ class SqliteStore:
 
     async def commit(self, *statements: Statement) -> list[list[Row]]:
         """See `Store.commit`; waits up to 30 seconds."""
-        if not statements:
-            return []
-        return await self._ask(statements, _PATIENCE_S)
+        await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
+        return await self._ask(statements, _PATIENCE_S) if statements else []
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         """See `Store.fetch`; waits up to 30 seconds for a free reader."""

@@ -100,6 +100,7 @@ class SqliteFile:
                 self._migrate(connection, schema.load(migrations, "sqlite"), now_ms)
                 with self._refusing("it cannot be written"):
                     touch(connection)
+                self._remember()  # the log of a new file was made by its first commit
             except BaseException:
                 connection.close()
                 raise
@@ -153,8 +154,8 @@ class SqliteFile:
                     self.path, f"its journal mode stays {mode!r}, not WAL", "Put the store on a local disk"
                 )
             connection.executescript(_WRITER_SETTINGS)
-            self._identity = self._identity or _identity(self.path)
-            self._log_identity = _identity(self._log_path)
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the log
+            self._remember()
         except BaseException:
             connection.close()
             raise
@@ -179,6 +180,10 @@ class SqliteFile:
         moved = _identity(self.path) != self._identity
         if moved or (self._log_identity is not None and _identity(self._log_path) != self._log_identity):
             raise FileUnusable(Failure(Reason.FILE_REPLACED))
+
+    def _remember(self) -> None:
+        self._identity = self._identity or _identity(self.path)
+        self._log_identity = _identity(self._log_path)
 
     def _create(self) -> None:
         if self.path.exists():
@@ -210,7 +215,8 @@ class SqliteFile:
     def _check(self, connection: sqlite3.Connection) -> None:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
-            raise StoreRefused(self.path, f"it is damaged ({verdict})", _REMEDIES[Reason.CORRUPT])
+            finding = "; ".join(verdict.splitlines())
+            raise StoreRefused(self.path, f"it is damaged ({finding})", _REMEDIES[Reason.CORRUPT])
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "schema_migrations" not in tables:
             raise StoreRefused(

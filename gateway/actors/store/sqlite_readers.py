@@ -74,7 +74,7 @@ def _snapshot(connection: sqlite3.Connection, queries: Sequence[Query]) -> list[
         if len(queries) > 1:
             connection.execute("BEGIN")
         for sql, parameters in queries:
-            results.append(connection.execute(sql, parameters).fetchall())  # noqa: PERF401 - its length names the failed one
+            results.append(connection.execute(sql, parameters).fetchall())
         if len(queries) > 1:
             connection.execute("COMMIT")
     except (sqlite3.Error, sqlite3.Warning) as error:

@@ -1,0 +1,32 @@
+"""Engines under the conformance suite; another engine joins by one more parameter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from gateway.actors.runtime import Runtime, open_runtime
+from gateway.actors.store import Engine, open_sqlite
+
+OpenStore = Callable[[Runtime], AbstractAsyncContextManager[Engine]]
+
+
+@pytest.fixture
+def migrations() -> Path:
+    return Path(__file__).parent / "migrations" / "conformance"
+
+
+@pytest.fixture(params=["sqlite"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path, migrations: Path) -> OpenStore:
+    """Opens the same database each time it is called."""
+    assert request.param == "sqlite"
+    return lambda runtime: open_sqlite(runtime, tmp_path / "conformance.db", migrations=migrations)
+
+
+@pytest.fixture
+async def store(engine: OpenStore) -> AsyncIterator[Engine]:
+    async with open_runtime() as runtime, engine(runtime) as opened:
+        yield opened

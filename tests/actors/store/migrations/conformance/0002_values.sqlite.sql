@@ -1,0 +1,1 @@
+CREATE TABLE kept (id BIGINT NOT NULL PRIMARY KEY, text TEXT, whole BIGINT, bytes BLOB);
