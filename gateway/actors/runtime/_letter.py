@@ -42,8 +42,8 @@ class Question(Protocol[Ref_contra, R_co]):
 class Letter(Generic[M_co]):
     """A message with its return envelope.
 
-    An actor reads `message` and `deadline` and calls `answer` or `refuse`, once, at any time, letters in any order.  That
-    the asker went away meanwhile makes no difference.  The rest is the runtime's side.
+    An actor reads `message` and `deadline` and calls `answer` or `refuse`, once, at any time, letters in any order.
+    That the asker went away meanwhile makes no difference.  The rest is the runtime's side.
 
     Attributes:
         message: what was asked or told.
