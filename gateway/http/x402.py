@@ -53,7 +53,7 @@ def payment_required(offer: Offer, error: str | None = None) -> dict[str, Any]:
 
 def _asking(offer: Offer) -> str:
     if offer.quote.amount > 10**offer.terms.asset.decimals:
-        return f"Payment required: {offer.usd} USD. Stock clients cap a payment at 1 USD; raise max_amount_per_payment."
+        return f"Payment required: {offer.usd} USD, over the cap of stock clients; raise their max_amount_per_payment"
     return "Payment required"
 
 
@@ -110,9 +110,12 @@ def _unbase64(value: str) -> bytes:
     if len(value) > MAX_CREDENTIAL:
         raise MalformedCredential(f"the credential is longer than {MAX_CREDENTIAL} characters")
     try:
-        return binascii.a2b_base64(value, strict_mode=True)
+        raw = binascii.a2b_base64(value)
     except ValueError:
-        raise MalformedCredential("the credential is not standard base64 with padding") from None
+        raise MalformedCredential("the credential is not base64") from None
+    if binascii.b2a_base64(raw, newline=False) != value.encode():
+        raise MalformedCredential("the credential is not standard base64 with padding")
+    return raw
 
 
 def _accepted(fields: Mapping[str, Any]) -> Accepted:

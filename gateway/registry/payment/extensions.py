@@ -15,8 +15,9 @@ import orjson
 PAYMENT_IDENTIFIER: Final = "payment-identifier"
 BAZAAR: Final = "bazaar"
 
-MAX_EXAMPLE: Final = 240
-MAX_BODY_SCHEMA: Final = 400
+MAX_EXAMPLE: Final = 200
+MAX_BODY: Final = 500
+"""Most bytes of JSON for the example of the body and its schema together."""
 
 _IDENTIFIER: Final[dict[str, Any]] = {
     "info": {"required": False},
@@ -37,8 +38,8 @@ _ANNOTATIONS: Final = frozenset(
 def declare(body_example: Mapping[str, Any], input_schema: Mapping[str, Any]) -> dict[str, Any]:
     """Declare the extensions of an operation with this example and body schema.
 
-    An example over `MAX_EXAMPLE` bytes of JSON leaves `bazaar` out; a schema over `MAX_BODY_SCHEMA` is thinned to its
-    members' types, or to `{"type": "object"}`.
+    An example over `MAX_EXAMPLE` bytes of JSON leaves `bazaar` out; a schema that takes the two over `MAX_BODY` is
+    thinned to its members' types, or to `{"type": "object"}`.
 
     Returns:
         A value shared between calls: read it, never change it.
@@ -50,7 +51,8 @@ def declare(body_example: Mapping[str, Any], input_schema: Mapping[str, Any]) ->
 def _declare(example: bytes, schema: bytes) -> dict[str, Any]:
     if len(example) > MAX_EXAMPLE:
         return {PAYMENT_IDENTIFIER: _IDENTIFIER}
-    return {PAYMENT_IDENTIFIER: _IDENTIFIER, BAZAAR: _bazaar(orjson.loads(example), thin(orjson.loads(schema)))}
+    body = thin(orjson.loads(schema), MAX_BODY - len(example))
+    return {PAYMENT_IDENTIFIER: _IDENTIFIER, BAZAAR: _bazaar(orjson.loads(example), body)}
 
 
 def _bazaar(example: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
@@ -72,10 +74,10 @@ def _bazaar(example: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def thin(schema: dict[str, Any]) -> dict[str, Any]:
-    """Reduce a JSON Schema to at most `MAX_BODY_SCHEMA` bytes that still accept whatever the whole schema accepts."""
+def thin(schema: dict[str, Any], size: int) -> dict[str, Any]:
+    """Reduce the JSON Schema of an object to `size` bytes that still accept whatever the whole schema accepts."""
     bare: dict[str, Any] = _without_annotations(schema)
-    if len(orjson.dumps(bare)) <= MAX_BODY_SCHEMA:
+    if len(orjson.dumps(bare)) <= size:
         return bare
     types: dict[str, Any] = {"type": "object"}
     if isinstance(schema.get("properties"), dict):
@@ -84,7 +86,7 @@ def thin(schema: dict[str, Any]) -> dict[str, Any]:
             for name, rule in schema["properties"].items()
         }
         types["required"] = schema.get("required", [])
-    return types if len(orjson.dumps(types)) <= MAX_BODY_SCHEMA else {"type": "object"}
+    return types if len(orjson.dumps(types)) <= size else {"type": "object"}
 
 
 def _without_annotations(schema: Any) -> Any:

@@ -12,13 +12,13 @@ import attrs
 from gateway.errors import PaymentRefused
 from gateway.registry.payment.asset import Asset, checksum, usd
 from gateway.registry.payment.authorization import Authorization
-from gateway.registry.payment.extensions import declare
+from gateway.registry.payment.extensions import BAZAAR, declare
 from gateway.registry.payment.quote import Quote
 
 SETTLEMENT_MARGIN_S = 30
 """How long an authorization signed at the last moment of a quote outlives the operation's deadline."""
 
-_MAX_DESCRIPTION = 160
+_MAX_DESCRIPTION = 120
 
 
 def _without_slash(url: str) -> str:
@@ -168,7 +168,8 @@ class Credential:
     def facilitator_body(self) -> dict[str, Any]:
         """Write the body of a facilitator's `/verify` and `/settle`, in canonical spelling; only after `check`.
 
-        An MPP credential becomes the x402 `exact` payload of the same signed transfer.
+        An MPP credential becomes the x402 `exact` payload of the same signed transfer.  Of what the payer echoed only
+        `resource` and `bazaar` go along, which facilitators list, and which `check` held against the offer.
         """
         terms = requirements(
             self.asset,
@@ -187,8 +188,8 @@ class Credential:
         }
         if self.resource is not None:
             payload["resource"] = dict(self.resource)
-        if self.extensions:
-            payload["extensions"] = dict(self.extensions)
+        if BAZAAR in self.extensions:
+            payload["extensions"] = {BAZAAR: self.extensions[BAZAAR]}
         return {"x402Version": 2, "paymentPayload": payload, "paymentRequirements": terms}
 
 
