@@ -28,7 +28,7 @@ TRANSFER_TOPIC = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523
 LISTENING = re.compile(r"Listening on 127\.0\.0\.1:([0-9]+)")
 
 
-class RpcRefused(Exception):  # noqa: N818 - reads as what happened
+class RpcRefused(Exception):
     """The endpoint answered a JSON-RPC call with an error, or with something else than JSON-RPC."""
 
 

@@ -18,7 +18,7 @@ from gateway.world import leash
 GRACE_S = 5.0
 
 
-class ChildFailed(Exception):  # noqa: N818 - reads as what happened
+class ChildFailed(Exception):
     """A program ended before it was ready; the text holds the end of its log."""
 
 

@@ -69,7 +69,8 @@ class Door:
         self._nursery = nursery
         self._answer = answer
         self._connections = 0
-        self._scope: trio.CancelScope | None = None
+        self._listening: trio.socket.SocketType | None = None
+        self._scope = trio.CancelScope()
         # Bound and never listening: keeps the port ours while the door is shut.
         self._holder = _bound(port)
         self.port: int = self._holder.getsockname()[1]
@@ -77,44 +78,46 @@ class Door:
     @property
     def is_open(self) -> bool:
         """True while peers can connect."""
-        return self._scope is not None
+        return self._listening is not None
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Listen; nothing happens when the door is open."""
-        if self._scope is None:
+        if self._listening is None:
             listening = _bound(self.port)
             listening.listen(512)
-            self._scope = await self._nursery.start(self._serve, trio.socket.from_stdlib_socket(listening))
+            self._listening = trio.socket.from_stdlib_socket(listening)
+            self._scope = trio.CancelScope()
+            self._nursery.start_soon(self._serve, self._listening, self._scope)
 
     def shut(self) -> None:
         """Stop listening and drop every connection; nothing happens when the door is shut."""
-        if self._scope is not None:
+        if self._listening is not None:
             self._scope.cancel()
-            self._scope = None
+            self._listening.close()
+            self._listening = None
 
     def release(self) -> None:
         """Shut the door and give the port back."""
         self.shut()
         self._holder.close()
 
-    async def _serve(
-        self, listening: trio.socket.SocketType, *, task_status: trio.TaskStatus[trio.CancelScope]
-    ) -> None:
-        with listening, trio.CancelScope() as scope:
-            task_status.started(scope)
+    async def _serve(self, listening: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        with scope:
             async with trio.open_nursery() as peers:
                 while True:
                     try:
                         peer, _ = await listening.accept()
                     except OSError as error:
-                        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                            await trio.sleep(0.1)
-                            continue
-                        raise
-                    if self._connections >= MAX_CONNECTIONS:
-                        peer.close()
+                        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+                            raise
+                        await trio.sleep(0.1)
                     else:
-                        peers.start_soon(self._converse, trio.SocketStream(peer))
+                        peers.start_soon(self._admit, peer)
+
+    async def _admit(self, peer: trio.socket.SocketType) -> None:
+        with peer:
+            if self._connections < MAX_CONNECTIONS:
+                await self._converse(trio.SocketStream(peer))
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         self._connections += 1

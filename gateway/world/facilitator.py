@@ -27,7 +27,7 @@ MAX_BODY = 2**20
 CONFIRMATION_TIMEOUT_S = 60.0
 
 
-class BadRequest(Exception):  # noqa: N818 - reads as what happened
+class BadRequest(Exception):
     """The call cannot be read: says why."""
 
 

@@ -29,7 +29,7 @@ RPC_MODES = (OK, "lag", "wrong_chain", "null_block", "http_429", "html", "hang",
 SEARCH_MODES = (OK, "blocked", "hang", "http_500", "empty")
 
 
-class FaultRefused(Exception):  # noqa: N818 - reads as what happened
+class FaultRefused(Exception):
     """No such target or mode; `allowed` lists what there is."""
 
     def __init__(self, detail: str, allowed: tuple[str, ...]) -> None:

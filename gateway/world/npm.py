@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -32,7 +31,7 @@ MACHINES: Mapping[str, str] = {
 TIMEOUT_S = 600
 
 
-class ToolUnavailable(Exception):  # noqa: N818 - reads as what happened
+class ToolUnavailable(Exception):
     """A program of the world cannot be had here: says which, why, and what to do."""
 
 
@@ -47,14 +46,21 @@ def node_binary() -> Path:
 
 
 def npm(arguments: Sequence[str], directory: Path) -> str:
-    """Run npm in `directory` and return what it printed; raises `ToolUnavailable` with the end of its complaint."""
+    """Run npm in `directory`, no package's scripts, and return what it printed; raises `ToolUnavailable`."""
     node = node_binary()
     program = _carried() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    environment = os.environ | {"PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    command = [str(node), str(program), "--no-update-notifier", "--no-audit", "--no-fund", *arguments]
+    command = [
+        str(node),
+        str(program),
+        "--no-update-notifier",
+        "--no-audit",
+        "--no-fund",
+        "--ignore-scripts",
+        *arguments,
+    ]
     try:
         done = subprocess.run(  # noqa: S603 - our own arguments, no shell
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ToolUnavailable(

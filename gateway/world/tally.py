@@ -9,8 +9,8 @@ import attrs
 
 from gateway.world.chain import Transfer
 
-CLOSED = 503
-"""A family that this host cannot run is refused before any quote, with a reason."""
+CLOSED = ("operation_unavailable", "capability_unavailable")
+"""Problem codes of a family that this host cannot run: refused before any quote, with a reason."""
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class Tally:
 def tally(lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], planned: int) -> Tally:
     """Judge every line of the agent, then the round: `planned` lines, one transfer a purchase, none for a replay."""
     on_chain = {transfer.transaction: transfer.value for transfer in transfers}
-    rows = tuple(_row(line, on_chain) for line in lines)
+    rows = tuple(judge(line, on_chain) for line in lines)
     bought = [row for row in rows if row.charged and not row.replayed]
     faults = []
     if len(lines) < planned and all(row.verdict == "held" for row in rows):
@@ -63,11 +63,12 @@ def tally(lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], pla
     return Tally(rows, len(transfers), tuple(faults))
 
 
-def _row(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
+def judge(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
+    """Judge one line; `on_chain` maps a transaction to the atomic units it moved to the seller."""
     charged, transaction = int(line["charged"]), line["transaction"] or ""
     settled = charged > 0 and on_chain.get(transaction) == charged
     reason = _reason(line, charged=charged, settled=settled)
-    closed = line["status"] == CLOSED and not charged
+    closed = line.get("code") in CLOSED
     return Row(
         step=line["step"],
         operation=line["operation"],

@@ -58,8 +58,8 @@ async def open_upstreams(
         facilitator = Door(nursery, FacilitatorDoor(state, client, facilitator_url).answer)
         chain = ChainDoor(state, rpc_target, client, rpc_url)
         rest = Door(nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, Control(state, facilitator)), port)
-        await facilitator.open()
-        await rest.open()
+        facilitator.open()
+        rest.open()
         try:
             yield Upstreams(
                 facilitator_url=url_of(facilitator.port),
@@ -87,12 +87,12 @@ class Control:
             case "GET", False:
                 return Reply.json(self._faults.state())
             case "PUT", True:
-                return await self._put(target, call.body)
+                return self._put(target, call.body)
         return Reply.json(
             {"error": "GET /faults, or PUT /faults/{target}"}, 405, (("allow", "PUT" if target else "GET"),)
         )
 
-    async def _put(self, target: str, body: bytes) -> Reply:
+    def _put(self, target: str, body: bytes) -> Reply:
         try:
             asked = orjson.loads(body)
             self._faults.set(target, asked.get("mode") if isinstance(asked, dict) else None)
@@ -103,7 +103,7 @@ class Control:
         if self._faults.mode(faults.FACILITATOR) == "refuse":
             self._facilitator.shut()
         else:
-            await self._facilitator.open()
+            self._facilitator.open()
         return Reply.json(self._faults.state())
 
 

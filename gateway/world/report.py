@@ -1,0 +1,76 @@
+"""What a person sees of the demonstration: a line for each thing that happens, a table at the end."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from gateway.world import token
+from gateway.world.tally import Row, Tally
+
+GLYPHS = {"held": "[green]held[/]", "closed": "[yellow]closed[/]", "failed": "[red]FAILED[/]"}
+
+
+class Report:
+    """Tells progress on `progress` (standard error by default) and the outcome on `outcome` (standard output)."""
+
+    def __init__(self, *, progress: Console | None = None, outcome: Console | None = None) -> None:
+        self._progress = progress or Console(stderr=True, highlight=False)
+        self._outcome = outcome or Console(highlight=False)
+
+    def say(self, text: str) -> None:
+        """Tell one thing that happened."""
+        self._progress.print(text, markup=False, soft_wrap=True)
+
+    def step(self, row: Row) -> None:
+        """Tell one step of the agent as it happens; only the chain can say later whether it was settled."""
+        mark = "ok" if row.status == 200 else row.reason
+        self.say(f"  {row.step}: {mark} ({row.ms} ms)")
+
+    def table(self, found: Tally) -> None:
+        """Show what was bought, charged, settled and proved, and what did not add up."""
+        shown = Table(title="what the agent bought", title_justify="left")
+        for heading in ("step", "pays by", "status", "charged", "settled", "replayed", "receipt", "time", ""):
+            shown.add_column(heading, justify="right" if heading in ("charged", "time") else "left")
+        for row in found.rows:
+            shown.add_row(
+                row.step,
+                "-" if row.protocol == "free" else row.protocol,
+                "-" if row.status is None else str(row.status),
+                _charged(row),
+                _settled(row),
+                "yes" if row.replayed else "no",
+                "proved" if row.proved else "-",
+                f"{row.ms} ms",
+                GLYPHS[row.verdict],
+            )
+        self._outcome.print(shown)
+        self._outcome.print(f"{found.transfers} transfers on the chain", markup=False)
+        for row in found.rows:
+            if row.verdict != "held":
+                self._outcome.print(f"{row.verdict}: {row.step}: {row.reason}", markup=False, soft_wrap=True)
+        for fault in found.faults:
+            self._outcome.print(f"failed: {fault}", markup=False, soft_wrap=True)
+
+    def json(self, found: Tally) -> None:
+        """Print the same as one JSON object; amounts as decimal strings of atomic units."""
+        rows = [attrs.asdict(row) | {"charged": str(row.charged)} for row in found.rows]
+        told = {"holds": found.holds, "complete": found.complete, "transfers": found.transfers, "faults": found.faults}
+        self._outcome.file.write(json.dumps(told | {"steps": rows}) + "\n")
+        self._outcome.file.flush()
+
+
+def _charged(row: Row) -> str:
+    if row.replayed:
+        return "nothing more"
+    whole, part = divmod(row.charged, 10**token.DECIMALS)
+    return f"{whole}.{part:0{token.DECIMALS}d}" if row.charged else "-"
+
+
+def _settled(row: Row) -> str:
+    if not row.settled:
+        return "-"
+    return f"{row.transaction[:10]}{' (the same)' if row.replayed else ''}"
