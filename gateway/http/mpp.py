@@ -90,7 +90,7 @@ def decode_authorization(value: str, terms: Terms, secrets: QuoteSecrets) -> Cre
         _check_nonce(authorization, echo)
         _check_source(source, authorization, terms)
     except PaymentRefused as refused:
-        fault = refused
+        fault = refused.with_traceback(None)
     return Credential(
         protocol="mpp",
         asset=terms.asset,

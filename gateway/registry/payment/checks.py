@@ -90,7 +90,7 @@ def _check_resource(credential: Credential, offer: Offer) -> None:
         return
     for name, value in credential.resource.items():
         if name not in offer.resource or value != offer.resource[name]:
-            raise TermsMismatch(f"resource.{name[:32]} is not the offered one")
+            raise TermsMismatch("resource is not an echo of the offered one")
 
 
 def _check_extensions(credential: Credential, offer: Offer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
@@ -147,8 +146,3 @@ def pay(asset: Asset, offer: Offer, signed: Callable[..., tuple[dict[str, str], 
         )
 
     return make
-
-
-@pytest.fixture
-def evolve() -> Callable[..., Any]:
-    return attrs.evolve
