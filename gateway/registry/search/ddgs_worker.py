@@ -38,7 +38,7 @@ def main() -> None:
 
 def search(task: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a task."""
-    from ddgs import DDGS
+    from ddgs.ddgs import DDGS
     from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
 
     try:
