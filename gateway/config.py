@@ -103,13 +103,13 @@ class QuotaSection:
 
 @attrs.frozen
 class SearchAdapterSection:
-    """`[[search.adapter]]`: one engine; `cost_atomic` is what a call of it costs the node."""
+    """`[[search.adapter]]`: one engine; `cost_atomic` is what a call of it costs the node, where the operator knows."""
 
     kind: str
     name: str = ""
     base_url: str = ""
     key_file: str = ""
-    cost_atomic: int = 0
+    cost_atomic: int | None = None
     simulated: bool = False
 
 

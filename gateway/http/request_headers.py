@@ -1,0 +1,135 @@
+"""The request headers that an operation reads: the key, the caller, the patience and the payment."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+import attrs
+
+from gateway.errors import IdempotencyKeyInvalid, IdempotencyKeyMissing, PaymentHeaderConflict, PaymentHeaderObsolete, Violation
+from gateway.registry.sealing import caller_network
+
+KEY_LENGTHS = (8, 128)
+MAX_WAIT_S = 25.0
+OBSOLETE = ("x-payment", "x-402-payment", "x-402-receipt")
+QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
+BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?\Z")
+
+Headers = Sequence[tuple[str, str]]
+"""Name and value of every header line, names in lower case."""
+
+
+def values(headers: Headers, name: str) -> list[str]:
+    """Return the values of every line of a header."""
+    return [value.strip() for each, value in headers if each == name]
+
+
+def idempotency_key(headers: Headers, *, required: bool) -> str | None:
+    """Return the key; the quoted (RFC 8941) and the bare form name the same key.
+
+    Raises `IdempotencyKeyMissing` or `IdempotencyKeyInvalid`.
+    """
+    lines = values(headers, "idempotency-key")
+    if not lines:
+        if required:
+            raise IdempotencyKeyMissing(errors=[Violation("#header/Idempotency-Key", "is required")])
+        return None
+    if len(lines) > 1:
+        raise _invalid_key("is sent more than once")
+    quoted = QUOTED.match(lines[0])
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else lines[0]
+    shortest, longest = KEY_LENGTHS
+    if not quoted and (not BARE.match(key) or key.startswith('"')):
+        raise _invalid_key("must be visible ASCII, bare or as a quoted string")
+    if not shortest <= len(key) <= longest:
+        raise _invalid_key(f"must have {shortest} to {longest} characters")
+    return key
+
+
+def _invalid_key(detail: str) -> IdempotencyKeyInvalid:
+    return IdempotencyKeyInvalid(f"Idempotency-Key {detail}", errors=[Violation("#header/Idempotency-Key", detail)])
+
+
+def patience(headers: Headers) -> float:
+    """Return how many seconds the caller waits for an operation in flight: `Prefer: wait=N` (RFC 7240), at most 25."""
+    for line in values(headers, "prefer"):
+        for preference in line.split(","):
+            name, _, value = preference.partition(";")[0].strip().lower().partition("=")
+            if name.strip() == "respond-async":
+                return 0.0
+            if name.strip() == "wait" and re.fullmatch(r"[0-9]{1,6}", value.strip(' "')):
+                return min(float(value.strip(' "')), MAX_WAIT_S)
+    return MAX_WAIT_S
+
+
+@attrs.frozen
+class PaymentHeader:
+    """A payment credential as it stands in its header."""
+
+    protocol: str
+    value: str = attrs.field(repr=False)
+
+
+def payment_header(headers: Headers) -> PaymentHeader | None:
+    """Return the one payment credential of a request.
+
+    Raises `PaymentHeaderConflict` where there is more than one, `PaymentHeaderObsolete` for headers of older protocols.
+    """
+    signatures = [PaymentHeader("x402", value) for value in values(headers, "payment-signature")]
+    credentials = [
+        PaymentHeader("mpp", value)
+        for name in ("authorization", "payment-authorization")
+        for value in values(headers, name)
+        if value.partition(" ")[0].lower() == "payment"
+    ]
+    found = signatures + credentials
+    if len(found) > 1:
+        raise PaymentHeaderConflict
+    obsolete = [name for name in OBSOLETE if values(headers, name)]
+    if obsolete:
+        raise PaymentHeaderObsolete(f"{obsolete[0]} belongs to an older protocol")
+    return found[0] if found else None
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@attrs.frozen
+class CallerAddress:
+    """Finds out which network a request comes from, believing configured proxies only."""
+
+    trusted: tuple[Network, ...]
+
+    @classmethod
+    def of(cls, proxies: Sequence[str]) -> CallerAddress:
+        """Make one that trusts these addresses and networks."""
+        return cls(tuple(ipaddress.ip_network(each, strict=False) for each in proxies))
+
+    def network(self, peer: str, headers: Headers) -> str:
+        """Return the caller's network: `X-Forwarded-For` is read from the right, past trusted proxies only."""
+        address = peer
+        hops = [hop.strip() for line in values(headers, "x-forwarded-for") for hop in line.split(",")]
+        while hops and self._trusts(address):
+            claimed = _address(hops.pop())
+            if claimed is None:
+                break
+            address = claimed
+        return caller_network(address)
+
+    def _trusts(self, address: str) -> bool:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return any(parsed.version == network.version and parsed in network for network in self.trusted)
+
+
+def _address(hop: str) -> str | None:
+    """Return the address of a forwarded hop, without port or brackets; None if it is none."""
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::[0-9]+)?", hop)
+    plain = bracketed[1] if bracketed else hop.partition(":")[0] if hop.count(":") == 1 else hop
+    try:
+        return str(ipaddress.ip_address(plain))
+    except ValueError:
+        return None

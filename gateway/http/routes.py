@@ -1,0 +1,136 @@
+"""The public routes: the operations, and what can be read without one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any
+
+import attrs
+import orjson
+from quart import Response, request
+
+from gateway import __version__, errors
+from gateway.actors import idempotency as keys
+from gateway.actors.runtime import ActorError
+from gateway.http import problems
+from gateway.http.operation_view import view
+from gateway.http.pipeline import Incoming, Node, Pipeline
+from gateway.http.request_headers import Headers, idempotency_key
+from gateway.http.server import GatewayApp
+from gateway.registry.operation import Operation
+
+OPERATION_ID = re.compile(r"op_[0-9A-HJKMNP-TV-Z]{26}\Z")
+DOCUMENT = re.compile(r"[a-z0-9-]{1,64}\Z")
+DEFAULT_BODY_CAP = 4096
+PUBLIC = {"Cache-Control": "public, max-age=300"}
+LIVE = {"Cache-Control": "no-store"}
+
+
+@attrs.frozen(eq=False)
+class Readiness:
+    """What `/readyz` reports: `check` names what is not ready, with reasons."""
+
+    check: Callable[[], Any]
+
+
+def build_app(
+    table: Mapping[str, Operation],
+    node: Node,
+    *,
+    base_url: str,
+    key_set: Mapping[str, Any],
+    readiness: Readiness,
+) -> GatewayApp:
+    """Return the application of a node."""
+    by_path = {operation.path: operation for operation in table.values()}
+
+    def body_cap(path: str) -> int:
+        return by_path[path].body_cap if path in by_path else DEFAULT_BODY_CAP
+
+    app = GatewayApp(base_url=base_url, body_cap=body_cap, encoded_prefixes=("/v1/models/",))
+    for operation in table.values():
+        app.add_url_rule(
+            operation.path, endpoint=operation.id, view_func=_handler(Pipeline.of(operation, node)), methods=["POST"]
+        )
+    _add_lookups(app, node)
+    _add_documents(app, base_url, key_set)
+    _add_health(app, readiness)
+    return app
+
+
+def _handler(pipeline: Pipeline) -> Callable[[], Any]:
+    async def handle() -> Response:
+        content = await request.get_data(as_text=False)
+        incoming = Incoming(_headers(), bytes(content), _peer())
+        answer = await pipeline.call(incoming)
+        return Response(answer.body, status=200, headers=dict(answer.headers))
+
+    return handle
+
+
+def _headers() -> Headers:
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.scope["headers"]]
+
+
+def _peer() -> str:
+    client = request.scope.get("client")
+    return str(client[0]) if client else "0.0.0.0"  # noqa: S104 - a caller without an address, not a bind
+
+
+def _json(document: Any, headers: Mapping[str, str], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status=status, headers={"Content-Type": "application/json", **headers})
+
+
+def _add_lookups(app: GatewayApp, node: Node) -> None:
+    @app.get("/v1/operations/<operation_id>")
+    async def show_operation(operation_id: str) -> Response:
+        if not OPERATION_ID.match(operation_id):
+            raise errors.OperationNotFound
+        headers = _headers()
+        key = idempotency_key(headers, required=False)
+        names = node.naming.names(key, node.callers.network(_peer(), headers)) if key else ()
+        try:
+            shown = await node.idempotency.ask(keys.Show(operation_id, names), within=10)
+        except ActorError as error:
+            raise errors.StoreUnavailable(retry_after=1) from error
+        pause = {} if shown.state.ended else {"Retry-After": "2"}
+        private = {"Cache-Control": "private, no-store"}
+        return _json(view(shown), private | pause)
+
+
+def _add_documents(app: GatewayApp, base_url: str, key_set: Mapping[str, Any]) -> None:
+    @app.get("/.well-known/jwks.json")
+    async def jwks() -> Response:
+        return _json(key_set, PUBLIC)
+
+    @app.get("/problems")
+    async def list_problems() -> Response:
+        listed = [problems.describe(code, base_url=base_url) for code in errors.PROBLEMS]
+        return _json({"problems": listed}, PUBLIC)
+
+    @app.get("/problems/<code>")
+    async def show_problem(code: str) -> Response:
+        status, headers, body = problems.describe_as(request.headers.get("Accept", ""), code, base_url=base_url)
+        return Response(body, status=status, headers=headers)
+
+    @app.get("/docs/<name>")
+    async def show_document(name: str) -> Response:
+        page = files("gateway.registry.search") / "corpus" / f"{name}.md"
+        if not DOCUMENT.match(name) or not page.is_file():
+            raise errors.NotFound
+        headers = {"Content-Type": "text/markdown; charset=utf-8", **PUBLIC}
+        return Response(page.read_bytes(), status=200, headers=headers)
+
+
+def _add_health(app: GatewayApp, readiness: Readiness) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return _json({"status": "alive", "version": __version__}, LIVE)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        faults = await readiness.check()
+        status = 503 if faults else 200
+        return _json({"status": "not_ready" if faults else "ready", "faults": faults}, LIVE, status)
