@@ -18,8 +18,10 @@ async def opened(answer: doors.Answerer) -> AsyncIterator[Door]:
     async with trio.open_nursery() as nursery:
         door = Door(nursery, answer)
         door.open()
-        yield door
-        door.release()
+        try:
+            yield door
+        finally:
+            door.release()
 
 
 async def echo(call: Call) -> Reply | Silence:
@@ -44,10 +46,11 @@ async def test_a_connection_serves_many_calls() -> None:
 
 
 async def test_a_shut_door_refuses_connections_and_opens_again_on_its_port() -> None:
-    async with opened(echo) as door, httpx.AsyncClient() as client:
+    async with opened(echo) as door:
         port = door.port
         for _ in range(3):
-            assert (await client.get(url_of(port))).status_code == 200
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(url_of(port))).status_code == 200
             door.shut()
             assert not door.is_open
             with socket.socket() as peer:

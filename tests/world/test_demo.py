@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.world.demo import ready_file
+from gateway.world.world import World
+
+pytestmark = pytest.mark.world
+
+NODE = """
+import sys, tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+port = int(tomllib.load(open(sys.argv[-1], "rb"))["node"]["listen"][0].rpartition(":")[2])
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+DEMO = """
+import sys, trio
+from functools import partial
+from pathlib import Path
+from gateway.world.demo import DemoOptions, demo
+options = DemoOptions(stay=True, agent=False, ready=Path(sys.argv[1]))
+sys.exit(trio.run(partial(demo, options, node_command=(sys.executable, *sys.argv[2:]))))
+"""
+
+
+@contextmanager
+def demo_of(ready: Path, *node: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the demo in a process of its own around a stand-in node: what is shown here is the life of its parts."""
+    process = subprocess.Popen([sys.executable, "-c", DEMO, str(ready), *node], stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def said(process: subprocess.Popen[bytes], words: bytes) -> bytes:
+    """Return the line with these words, once the demo has said it."""
+    assert process.stderr is not None
+    while line := process.stderr.readline():
+        if words in line:
+            return line
+    raise AssertionError(words)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> str:
+    path = tmp_path / "node.py"
+    path.write_text(NODE)
+    return str(path)
+
+
+def test_the_world_outlives_its_node_and_ctrl_c_ends_all_of_it(tmp_path: Path, node: str) -> None:
+    ready = tmp_path / "ready.json"
+    with demo_of(ready, node) as process:
+        said(process, b"stays up until")
+        told = json.loads(ready.read_text())
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert told["pid"] in {each.pid for each in children}
+        os.kill(told["pid"], signal.SIGKILL)
+        said(process, b"ended (killed by SIGKILL)")
+        assert told["config"].encode() in said(process, b"./run serve --config")
+        assert process.poll() is None
+        assert len(psutil.Process(process.pid).children(recursive=True)) == len(children) - 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert all_gone(children)
+        assert not ready.exists()
+        assert not Path(told["config"]).exists()
+
+
+def test_nothing_is_left_when_the_demo_is_killed(tmp_path: Path, node: str) -> None:
+    with demo_of(tmp_path / "ready.json", node) as process:
+        said(process, b"stays up until")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 3
+        process.kill()
+        assert all_gone(children)
+
+
+def test_a_node_that_does_not_start_fails_the_demo_with_its_last_words(tmp_path: Path) -> None:
+    with demo_of(tmp_path / "ready.json", "-c", "raise SystemExit('no store')") as process:
+        said(process, b"the node ended with 1")
+        said(process, b"no store")
+        said(process, b"the logs are in")
+        assert process.wait(60) == 1
+
+
+def test_the_ready_file_says_where_everything_is(world: World, tmp_path: Path) -> None:
+    told = ready_file(world, world.node_config(tmp_path, 8402), 42)
+    assert set(told) == {
+        *("gateway", "config", "pid", "chains", "facilitator", "token", "payTo", "payers", "faults"),
+    }
+    assert told["chains"] == {"eip155:8453": {"rpc": world.rpc_url, "ws": world.ws_url}}
+    assert len(told["payers"]) >= 8
+    assert set(told["payers"][0]) == {"address", "privateKey"}
+    assert told["gateway"] == "http://127.0.0.1:8402"
