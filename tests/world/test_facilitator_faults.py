@@ -18,7 +18,7 @@ SETTLES_FOR_REAL = ("settle_500_after", "settle_hang_after", "settle_pending", "
 
 
 async def post(world: World, kind: str, body: Any) -> httpx.Response | str:
-    async with httpx.AsyncClient(timeout=2) as client:
+    async with httpx.AsyncClient(timeout=1) as client:
         try:
             return await client.post(f"{world.facilitator_url}/{kind}", json=body)
         except httpx.TransportError as error:

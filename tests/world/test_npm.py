@@ -4,7 +4,6 @@ import base64
 import hashlib
 import io
 import json
-import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -58,7 +57,7 @@ def test_installed_clients_are_not_installed_again(tmp_path: Path) -> None:
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / ".installed").write_text(hashlib.sha256(lock).hexdigest())
     npm.install_clients(tmp_path)
-    assert os.listdir(tmp_path / "node_modules") == [".installed"]
+    assert [each.name for each in (tmp_path / "node_modules").iterdir()] == [".installed"]
 
 
 def test_the_clients_are_locked_by_hash_and_by_no_address() -> None:
