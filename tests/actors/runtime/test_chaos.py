@@ -78,6 +78,19 @@ class Story:
             for letter in letters:
                 await self.work(letter)
 
+    async def impatiently(self, inbox: Inbox[Do]) -> None:
+        """Between letters, look after something else: reading is cancelled again and again."""
+        inbox.ready()
+        while True:
+            with trio.move_on_after(0.01):
+                try:
+                    letter = await anext(inbox)
+                except StopAsyncIteration:
+                    return
+                self.seen[letter.message.id] += 1
+                with trio.CancelScope(shield=True):
+                    await self.work(letter)
+
 
 async def ask(story: Story, ref: Ref[Do], number: int, rng: random.Random) -> None:
     await trio.sleep(rng.random() * 3)
@@ -101,7 +114,7 @@ async def ask(story: Story, ref: Ref[Do], number: int, rng: random.Random) -> No
 async def play(seed: int) -> Story:
     rng = random.Random(seed)
     story = Story()
-    body = rng.choice([story.one_by_one, story.all_at_once, story.batch_by_batch])
+    body = rng.choice([story.one_by_one, story.all_at_once, story.batch_by_batch, story.impatiently])
     restart = Restart(first=0.05, limit=rng.choice([1, 100]))
     grace = rng.choice([0, 0.2, 5])
     # The askers may outlive the runtime, or be cut off before it.

@@ -677,14 +677,46 @@ async def test_a_cancellation_around_the_runtime_lets_it_drain(autojump_clock: M
     assert log == [1, 2]
 
 
+async def test_an_exception_in_the_block_lets_the_actors_drain(autojump_clock: MockClock) -> None:
+    log: list[int] = []
+    with pytest.RaisesGroup(KeyError):
+        async with open_runtime() as runtime:
+            ref = await runtime.start("counter", partial(counter, log=log))
+            ref.tell(Add(1, hold=3))
+            raise KeyError
+    assert log == [1]
+
+
+async def test_an_actor_that_is_starting_when_the_runtime_stops_is_given_up(autojump_clock: MockClock) -> None:
+    errors: list[RuntimeError] = []
+
+    async def slow(inbox: Inbox[Add]) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        async with open_runtime(grace=2) as runtime:
+
+            async def start() -> None:
+                try:
+                    await runtime.start("slow", slow)
+                except RuntimeError as error:
+                    errors.append(error)
+
+            nursery.start_soon(start)
+            await wait_all_tasks_blocked()
+        assert trio.current_time() == 2
+    assert [str(error) for error in errors] == ["actor slow ended before it was ready"]
+
+
 async def test_an_actor_in_backoff_stops_at_once(autojump_clock: MockClock) -> None:
-    async with open_runtime(grace=60) as runtime:
+    events: list[Event] = []
+    async with open_runtime(observe=events.append, grace=60) as runtime:
         ref = await runtime.start("counter", counter, restart=Restart(first=30))
         with pytest.raises(ActorCrashed):
             await ref.ask(Add(1, boom=True))
         stopped = trio.current_time()
     assert trio.current_time() == stopped
-    assert ref.health().phase is Phase.STOPPED
+    assert [event.phase for event in events][-2:] == [Phase.WAITING, Phase.STOPPED]
 
 
 async def test_an_actor_in_backoff_with_mail_comes_back_to_drain(autojump_clock: MockClock) -> None:
@@ -937,6 +969,8 @@ async def test_health_keeps_count(mock_clock: MockClock) -> None:
         health = ref.health()
         assert (health.handled, health.held, health.overloaded, health.withdrawn) == (3, 0, 1, 0)
         assert health.waited == 5
+        await ref.ask(Add(1))
+        assert ref.health().waited == 5
 
 
 async def test_an_observer_that_raises_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
