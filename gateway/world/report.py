@@ -32,23 +32,23 @@ class Report:
 
     def table(self, found: Tally) -> None:
         """Show what was bought, charged, settled and proved, and what did not add up."""
-        shown = Table(title="what the agent bought", title_justify="left")
-        for heading in ("step", "pays by", "status", "charged", "settled", "replayed", "receipt", "time", ""):
-            shown.add_column(heading, justify="right" if heading in ("charged", "time") else "left")
+        shown = Table(
+            title="what the agent bought", title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False
+        )
+        for heading in ("step", "status", "charged", "settled", "receipt", "time", ""):
+            shown.add_column(heading, no_wrap=True, justify="right" if heading == "time" else "left")
         for row in found.rows:
             shown.add_row(
                 row.step,
-                "-" if row.protocol == "free" else row.protocol,
                 "-" if row.status is None else str(row.status),
                 _charged(row),
                 _settled(row),
-                "yes" if row.replayed else "no",
                 "proved" if row.proved else "-",
                 f"{row.ms} ms",
                 GLYPHS[row.verdict],
             )
         self._outcome.print(shown)
-        self._outcome.print(f"{found.transfers} transfers on the chain", markup=False)
+        self._outcome.print(_sum(found), markup=False)
         for row in found.rows:
             if row.verdict != "held":
                 self._outcome.print(f"{row.verdict}: {row.step}: {row.reason}", markup=False, soft_wrap=True)
@@ -63,14 +63,21 @@ class Report:
         self._outcome.file.flush()
 
 
+def _sum(found: Tally) -> str:
+    bought = [row for row in found.rows if row.charged and not row.replayed]
+    replayed = sum(row.replayed for row in found.rows)
+    plural = "" if found.transfers == 1 else "s"
+    return f"{len(bought)} bought, {replayed} replayed for nothing, {found.transfers} transfer{plural} on the chain"
+
+
 def _charged(row: Row) -> str:
     if row.replayed:
-        return "nothing more"
+        return "replayed"
     whole, part = divmod(row.charged, 10**token.DECIMALS)
-    return f"{whole}.{part:0{token.DECIMALS}d}" if row.charged else "-"
+    return f"{whole}.{part:0{token.DECIMALS}d}" if row.charged else "free" if row.proved else "-"
 
 
 def _settled(row: Row) -> str:
     if not row.settled:
         return "-"
-    return f"{row.transaction[:10]}{' (the same)' if row.replayed else ''}"
+    return "the same" if row.replayed else row.transaction[:10]

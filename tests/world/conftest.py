@@ -61,7 +61,7 @@ def pay() -> Pay:
     """Return a maker of facilitator calls: a signed authorization and the terms it was signed for."""
 
     def make(payer: Account, pay_to: str, value: int = 6000, **changes: Any) -> dict[str, Any]:
-        message = {
+        message: dict[str, Any] = {
             "from": payer.address,
             "to": pay_to,
             "value": value,

@@ -37,9 +37,8 @@ async def test_its_lines_come_one_by_one_and_end(tmp_path: Path) -> None:
 
 async def test_it_has_ended_when_the_block_is_left(tmp_path: Path) -> None:
     async with open_child("it", ["/bin/sleep", "600"], log=tmp_path / "log") as child:
-        pid = child.pid
-        assert child.returncode is None
-    assert child.returncode == -signal.SIGTERM
+        pid, before = child.pid, child.returncode
+    assert (before, child.returncode) == (None, -signal.SIGTERM)
     assert gone_within(pid, 0)
 
 

@@ -9,22 +9,25 @@ from gateway.world.report import Report
 from gateway.world.tally import Row, Tally
 
 BOUGHT = Row("search", "search.paid", "x402", 200, 6000, "0x" + "ab" * 32, True, False, True, 12, "held", "")
-AGAIN = Row("search, again", "search.paid", "x402", 200, 6000, "0x" + "ab" * 32, True, True, True, 2, "held", "")
+AGAIN = Row(
+    "search over x402, again", "search.paid", "x402", 200, 6000, "0x" + "ab" * 32, True, True, True, 2, "held", ""
+)
 FAILED = Row("other", "search.paid", "mpp", None, 0, "", False, False, False, 2, "failed", "[red]no[/] luck")
 
 
 def shown(found: Tally) -> str:
     outcome = io.StringIO()
-    Report(outcome=Console(file=outcome, width=200)).table(found)
+    Report(outcome=Console(file=outcome, width=80)).table(found)
     return outcome.getvalue()
 
 
 def test_amounts_are_exact_and_a_replay_costs_nothing_more() -> None:
     told = shown(Tally((BOUGHT, AGAIN), 1, ()))
     assert "0.006000" in told
-    assert "nothing more" in told
-    assert "0xabababab (the same)" in told
-    assert "1 transfers on the chain" in told
+    assert "0xabababab" in told
+    assert "replayed  the same" in told
+    assert "1 bought, 1 replayed for nothing, 1 transfer on the chain" in told
+    assert "…" not in told
 
 
 def test_what_failed_is_told_with_its_reason_word_for_word() -> None:
