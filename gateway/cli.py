@@ -1,4 +1,7 @@
-"""The command line.  Exit codes: 0 fine, 1 a check failed, 2 usage or configuration, 3 cannot reach the node or store."""
+"""The command line.
+
+Exit codes: 0 fine, 1 a check failed, 2 usage or configuration, 3 cannot reach the node or store.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ def demo(*, strict: bool, stay: bool, no_agent: bool, ready: Path | None, port: 
             from gateway.world.demo import DemoOptions
             from gateway.world.demo import demo as run
         except ModuleNotFoundError as missing:
-            raise click.UsageError(f"the local world is not installed ({missing.name}): pip install 'gateway[world]'") from missing
+            raise click.UsageError(
+                f"the local world is not installed ({missing.name}): pip install 'gateway[world]'"
+            ) from missing
 
         import trio
 

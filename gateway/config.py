@@ -284,9 +284,11 @@ def _check(configuration: Configuration) -> list[Violation]:
     require(bool(NETWORK.match(payment.network)), "/payment/network", "must be a CAIP-2 id such as eip155:8453")
     require(bool(ADDRESS.match(payment.asset)), "/payment/asset", "must be a 0x address")
     require(not payment.pay_to or bool(ADDRESS.match(payment.pay_to)), "/payment/pay_to", "must be a 0x address")
-    require(0 <= payment.decimals <= 18, "/payment/decimals", "must be 0 to 18")  # noqa: PLR2004
+    require(0 <= payment.decimals <= 18, "/payment/decimals", "must be 0 to 18")
     require(
-        not payment.facilitator_url or _is_url(payment.facilitator_url), "/payment/facilitator_url", "must be an http(s) URL"
+        not payment.facilitator_url or _is_url(payment.facilitator_url),
+        "/payment/facilitator_url",
+        "must be an http(s) URL",
     )
     for index, rpc in enumerate(payment.rpc_urls):
         require(_is_url(rpc), f"/payment/rpc_urls/{index}", "must be an http(s) URL")

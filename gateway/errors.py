@@ -1,7 +1,8 @@
 """The one tree of failures: every answer that is not a success is one of these classes.
 
-A class is a kind of problem: its wire code, HTTP status and title are attributes of the class, what happened this time is in
-the instance.  Each code is defined once, here, and served at `{base_url}/problems/{code}` (RFC 9457, spec/readings "Fields").
+A class is a kind of problem: its wire code, HTTP status and title are attributes of the class, what happened this
+time is in the instance.  Each code is defined once, here, and served at `{base_url}/problems/{code}` (RFC 9457,
+spec/readings "Fields").
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PROBLEMS: dict[str, type[GatewayError]] = {}
 
 @attrs.frozen
 class Violation:
-    """One thing wrong with a request: an RFC 6901 `pointer` into the body (or `#header/Name`) and what is wrong there."""
+    """One thing wrong with a request: an RFC 6901 `pointer` into the body (or `#header/Name`) and what is wrong."""
 
     pointer: str
     detail: str
@@ -172,17 +173,25 @@ class PaymentRefused(PaymentRequired):
 
 def _refused(code: str, title: str, doc: str) -> type[PaymentRefused]:
     kind: type[PaymentRefused] = type(
-        "".join(word.title() for word in code.split("_")), (PaymentRefused,), {"code": code, "title": title, "__doc__": doc}
+        "".join(word.title() for word in code.split("_")),
+        (PaymentRefused,),
+        {"code": code, "title": title, "__doc__": doc},
     )
     kind.__module__ = __name__
     return kind
 
 
-QuoteMissing = _refused("quote_missing", "The payment names no quote", "`accepted.extra.quote` or `opaque.quote` is absent.")
-QuoteInvalid = _refused("quote_invalid", "The quote was not issued by this node", "The HMAC of the quote does not hold.")
+QuoteMissing = _refused(
+    "quote_missing", "The payment names no quote", "`accepted.extra.quote` or `opaque.quote` is absent."
+)
+QuoteInvalid = _refused(
+    "quote_invalid", "The quote was not issued by this node", "The HMAC of the quote does not hold."
+)
 QuoteExpired = _refused("quote_expired", "The quote has expired", "The quote's `expiresAt` has passed.")
 ChallengeInvalid = _refused(
-    "challenge_invalid", "The challenge was not issued by this node", "An MPP challenge whose id or parameters were altered."
+    "challenge_invalid",
+    "The challenge was not issued by this node",
+    "An MPP challenge whose id or parameters were altered.",
 )
 NonceMismatch = _refused(
     "nonce_mismatch", "The nonce is not bound to the challenge", "Neither nonce rule of MPP `evm` authorizations holds."
@@ -192,7 +201,9 @@ RecipientMismatch = _refused("recipient_mismatch", "Wrong recipient", "`to` is n
 AssetMismatch = _refused("asset_mismatch", "Wrong asset", "The accepted asset is not the quoted token.")
 NetworkMismatch = _refused("network_mismatch", "Wrong network", "The accepted network is not the quoted chain.")
 TermsMismatch = _refused(
-    "terms_mismatch", "The accepted terms are not those offered", "Scheme, timeout, resource or extensions differ from the offer."
+    "terms_mismatch",
+    "The accepted terms are not those offered",
+    "Scheme, timeout, resource or extensions differ from the offer.",
 )
 SignatureInvalid = _refused(
     "signature_invalid", "The signature is not the payer's", "The EIP-712 signer is not `authorization.from`."
@@ -207,28 +218,42 @@ AuthorizationNotYetValid = _refused(
     "authorization_not_yet_valid", "The authorization is not yet valid", "`validAfter` has not passed."
 )
 AuthorizationUsed = _refused(
-    "authorization_used", "The authorization was used or cancelled", "On chain its nonce is spent and no matching Transfer stands."
+    "authorization_used",
+    "The authorization was used or cancelled",
+    "On chain its nonce is spent and no matching Transfer stands.",
 )
-InsufficientFunds = _refused("insufficient_funds", "Insufficient funds", "The payer's balance does not cover the amount.")
+InsufficientFunds = _refused(
+    "insufficient_funds", "Insufficient funds", "The payer's balance does not cover the amount."
+)
 PaymentRejected = _refused(
-    "payment_rejected", "The facilitator rejected the payment", "`/verify` answered isValid: false; its reason is in `detail`."
+    "payment_rejected",
+    "The facilitator rejected the payment",
+    "`/verify` answered isValid: false; its reason is in `detail`.",
 )
-Permit2Unsupported = _refused("permit2_unsupported", "Permit2 is not accepted", "Only EIP-3009 authorizations are accepted.")
+Permit2Unsupported = _refused(
+    "permit2_unsupported", "Permit2 is not accepted", "Only EIP-3009 authorizations are accepted."
+)
 Erc1271Unsupported = _refused(
-    "erc1271_unsupported", "Contract signatures are not accepted", "ERC-1271 signatures are refused; sign with an account key."
+    "erc1271_unsupported",
+    "Contract signatures are not accepted",
+    "ERC-1271 signatures are refused; sign with an account key.",
 )
 Erc6492Unsupported = _refused(
     "erc6492_unsupported", "Counterfactual signatures are not accepted", "ERC-6492 signatures are refused."
 )
 TransferMethodUnsupported = _refused(
-    "transfer_method_unsupported", "This transfer method is not accepted", "Only EIP-3009 `transferWithAuthorization` is accepted."
+    "transfer_method_unsupported",
+    "This transfer method is not accepted",
+    "Only EIP-3009 `transferWithAuthorization` is accepted.",
 )
 SettlementFailed = _refused(
-    "settlement_failed", "The earlier payment was proven not to have settled", "The chain decided: it did not and cannot settle."
+    "settlement_failed",
+    "The earlier payment was proven not to have settled",
+    "The chain decided: it did not and cannot settle.",
 )
 
 
-# -- 404, 405, 408, 413, 415, 431: transport ----------------------------------------------------------------------------
+# -- 404, 405, 408, 413, 415, 431: transport ---------------------------------------------------------------------------
 
 
 class NotFound(GatewayError):
@@ -304,7 +329,7 @@ class BadRequest(GatewayError):
     code, status, title = "bad_request", 400, "Malformed HTTP request"
 
 
-# -- 409: the key, the quote or the payment already means something else -------------------------------------------------
+# -- 409: the key, the quote or the payment already means something else -----------------------------------------------
 
 
 class IdempotencyKeyReused(GatewayError):
@@ -350,7 +375,7 @@ class ResultExpired(GatewayError):
     next = "The receipt is in `receipt`. Use a fresh Idempotency-Key to buy a new result."
 
 
-# -- 429 -----------------------------------------------------------------------------------------------------------------
+# -- 429 ---------------------------------------------------------------------------------------------------------------
 
 
 class QuotaExceeded(GatewayError):
@@ -361,7 +386,7 @@ class QuotaExceeded(GatewayError):
     next = "Wait for `Retry-After` seconds."
 
 
-# -- 500, 502, 503: this node or what it depends on ------------------------------------------------------------------------
+# -- 500, 502, 503: this node or what it depends on --------------------------------------------------------------------
 
 
 class InternalError(GatewayError):

@@ -1,8 +1,8 @@
 """The node's key files: peppers, node keys, quote secrets and receipt keys, one directory, mode 0600.
 
-Names are `{kind}-{version}.key`; the highest version is current, older ones stay for what they once sealed, signed or named.
-A node that starts on an empty store makes what is missing; on a store that has rows, a missing pepper or node key is an
-error: without it the node would not know its old keys and would charge twice.
+Names are `{kind}-{version}.key`; the highest version is current, older ones stay for what they once sealed, signed or
+named. A node that starts on an empty store makes what is missing; on a store that has rows, a missing pepper or node
+key is an error: without it the node would not know its old keys and would charge twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def open_keys(directory: Path, *, create: bool) -> Keys:
                 continue
             if not create:
                 raise KeysRefused(
-                    f"{directory} has no {kind} key, but the store has rows that need it: restore {kind}-*.key from the backup"
+                    f"{directory} has no {kind} key, but the store has rows that need it:"
+                    f" restore {kind}-*.key from the backup"
                 )
             found[kind][1] = _write(directory, kind, 1)
     except OSError as error:
@@ -77,7 +78,9 @@ def _read(directory: Path) -> dict[str, dict[int, bytes]]:
     for path in sorted(directory.glob("*.key")):
         match = NAME.match(path.name)
         if match is None:
-            raise KeysRefused(f"{path}: not a key file name of this node; expected KIND-VERSION.key with KIND in {KINDS}")
+            raise KeysRefused(
+                f"{path}: not a key file name of this node; expected KIND-VERSION.key with KIND in {KINDS}"
+            )
         key = path.read_bytes()
         if len(key) != SIZE:
             raise KeysRefused(f"{path}: holds {len(key)} bytes instead of {SIZE}; restore it from the backup")

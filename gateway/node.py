@@ -136,7 +136,8 @@ class Running:
 async def open_node(configuration: Configuration, *, stop: trio.Event | None = None) -> AsyncIterator[Running]:
     """Run a node for the length of a block; leaving it drains: nothing in flight is lost.
 
-    Raises `ConfigurationError`, `StoreRefused` or `KeysRefused` where it cannot be started; nothing is left running then.
+    Raises `ConfigurationError`, `StoreRefused` or `KeysRefused` where it cannot be started; nothing is left running
+    then.
     """
     import eth_account  # noqa: F401 - slow to import, so before serving
     import web3  # noqa: F401
@@ -179,7 +180,9 @@ async def _start_actors(
     quota_ref = await runtime.start(
         "quota", partial(quota, policies=policies_of(configuration), store=store, clock_ms=clock_ms), capacity=1024
     )
-    ledger_ref = await runtime.start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms), capacity=1024)
+    ledger_ref = await runtime.start(
+        "ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms), capacity=1024
+    )
     call = Caller(await runtime.start("upstream", upstream, capacity=1024))
     rules = Rules(interval_s=configuration.search.probe_interval_s)
     proofs = Proofs(trio.current_time)

@@ -1,8 +1,8 @@
 """The idempotency actor: what a key names, replays, and how long anything is kept.
 
-A key is a bearer secret; the store knows its HMAC only.  A hit needs the HMAC and an equal request hash; anything else answers
-as for a fresh key, except that the same caller's reuse of a key for another request is a conflict (spec/readings,
-"Idempotency without accounts").  Look-ups that wait together are read in one snapshot.
+A key is a bearer secret; the store knows its HMAC only.  A hit needs the HMAC and an equal request hash; anything
+else answers as for a fresh key, except that the same caller's reuse of a key for another request is a conflict
+(spec/readings, "Idempotency without accounts").  Look-ups that wait together are read in one snapshot.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class Shown:
 
 @attrs.frozen
 class Show(Ask[Shown]):
-    """Show an operation; `names` are those of the key that came with the question.  Refused with `OperationNotFound`."""
+    """Show an operation; `names` are those of the key that came with the question.
+
+    Refused with `OperationNotFound`.
+    """
 
     operation_id: str
     names: tuple[KeyName, ...] = ()
@@ -97,15 +100,15 @@ class Show(Ask[Shown]):
 Message = LookUp | Show
 
 BY_KEY = """
-    SELECT o.operation_id, o.operation, o.state, o.epoch, o.attempt, o.request_hash, o.sealed_output, o.receipt, o.protocol,
-        o.challenge_id, o.failure_code, k.key_hmac, k.key_wrap
+    SELECT o.operation_id, o.operation, o.state, o.epoch, o.attempt, o.request_hash, o.sealed_output, o.receipt,
+        o.protocol, o.challenge_id, o.failure_code, k.key_hmac, k.key_wrap
     FROM idempotency_keys k JOIN operations o ON o.operation_id = k.operation_id
     WHERE k.key_hmac = :key_hmac AND k.request_hash = :request_hash
 """
 BY_CALLER = "SELECT operation_id FROM idempotency_callers WHERE key_hmac = :key_hmac AND caller = :caller"
 BY_ID = """
-    SELECT operation_id, operation, state, funding, attempt, request_hash, settlement, transaction_hash, network, failure_code,
-        receipt, sealed_output
+    SELECT operation_id, operation, state, funding, attempt, request_hash, settlement, transaction_hash, network,
+        failure_code, receipt, sealed_output
     FROM operations WHERE operation_id = :operation_id
 """
 HISTORY = "SELECT state, at, note FROM operation_events WHERE operation_id = :operation_id ORDER BY step"
@@ -270,7 +273,7 @@ def _show(message: Show, rows: Sequence[Sequence[Row]]) -> Shown:
     )
 
 
-# -- what is past its life ------------------------------------------------------------------------------------------------------
+# -- what is past its life ---------------------------------------------------------------------------------------------
 
 
 async def keep_sweeping(store: Store, clock_ms: Callable[[], int]) -> None:

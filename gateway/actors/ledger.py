@@ -1,7 +1,7 @@
 """The ledger actor: seals what the durable steps posted into the hash chain.
 
-Entries are posted in the same commit as the step they belong to; the chain follows within a second, so that no payment waits
-for a single chain's order.
+Entries are posted in the same commit as the step they belong to; the chain follows within a second, so that no
+payment waits for a single chain's order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Head(Ask[Block | None]):
 
 Message = Posted | Head
 
-LAST_BLOCK = "SELECT height, previous_hash, block_hash, entries, sealed_at FROM ledger_blocks ORDER BY height DESC LIMIT 1"
+LAST_BLOCK = (
+    "SELECT height, previous_hash, block_hash, entries, sealed_at FROM ledger_blocks ORDER BY height DESC LIMIT 1"
+)
 UNSEALED = "SELECT entry_id, entry_hash FROM ledger_entries WHERE height IS NULL ORDER BY posted_at LIMIT :limit"
 ENTRIES = """
     SELECT operation_id, step, account, network, asset, amount, posted_at, entry_hash, height FROM ledger_entries
@@ -86,7 +88,10 @@ async def _seal(store: Store, signer: Signer, clock_ms: Callable[[], int]) -> No
 
 
 async def seal_next(store: Store, signer: Signer, now: int) -> bool:
-    """Seal one block of unsealed entries; return True if there may be more.  Raises `Conflict` if another node was first."""
+    """Seal one block of unsealed entries; return True if there may be more.
+
+    Raises `Conflict` if another node was first.
+    """
     found = await store.fetch(UNSEALED, {"limit": BLOCK_ENTRIES})
     if not found:
         return False

@@ -13,7 +13,8 @@ import orjson
 class Payment:
     """A payment that passed every check that needs no network.
 
-    `amount` is in atomic units, `valid_before` in seconds since 1970, `nonce` 0x-hex; `body` is what the facilitator is sent.
+    `amount` is in atomic units, `valid_before` in seconds since 1970, `nonce` 0x-hex; `body` is what the facilitator
+    is sent.
     """
 
     protocol: str

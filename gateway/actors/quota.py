@@ -1,7 +1,8 @@
 """The quota actor: calls a minute and caller, counted exactly.
 
-A window opens with a caller's first call and lasts `window_s`.  Counters live in memory and are flushed to the store every few
-seconds, so that a restart does not forget them; the unpaid path writes nothing else (design/architecture, "The store").
+A window opens with a caller's first call and lasts `window_s`.  Counters live in memory and are flushed to the store
+every few seconds, so that a restart does not forget them; the unpaid path writes nothing else (design/architecture,
+"The store").
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class _Counters:
     def closed(self, now: int) -> list[tuple[str, str]]:
         """Return the windows that have ended."""
         return [
-            key for key, window in self.windows.items() if now - window.opened_ms >= self.policies[key[0]].window_s * 1000
+            key
+            for key, window in self.windows.items()
+            if now - window.opened_ms >= self.policies[key[0]].window_s * 1000
         ]
 
 
@@ -119,7 +122,8 @@ async def quota(
     counters = _Counters(policies, clock_ms)
     longest_ms = max((policy.window_s for policy in policies.values()), default=60) * 1000
     for name, caller, opened, used in await store.fetch(
-        "SELECT quota, caller, window_start, used FROM quota_counters WHERE window_start > :since ORDER BY window_start",
+        "SELECT quota, caller, window_start, used FROM quota_counters WHERE window_start > :since"
+        " ORDER BY window_start",
         {"since": clock_ms() - longest_ms},
     ):
         if name in policies:
@@ -157,7 +161,8 @@ async def _flush(counters: _Counters, store: Store) -> None:
     statements = [
         Statement(
             """
-            INSERT INTO quota_counters (quota, caller, window_start, used) VALUES (:quota, :caller, :window_start, :used)
+            INSERT INTO quota_counters (quota, caller, window_start, used)
+            VALUES (:quota, :caller, :window_start, :used)
             ON CONFLICT (quota, caller) DO UPDATE SET window_start = excluded.window_start, used = excluded.used
             """,
             {"quota": name, "caller": caller, "window_start": window.opened_ms, "used": window.used},

@@ -1,8 +1,8 @@
 """Calls to back ends (facilitator, chain, engines): the only place where the node touches httpx.
 
-httpcore wedges a pool for ever when a request is cancelled while it connects, so no cancellation of an asker reaches a call:
-it runs in the actor's own nursery, bounded by `httpx.Timeout`, a total deadline and a size cap.  A pool that times out is
-thrown away.  Redirects are not followed: a back end that redirects is misconfigured.
+httpcore wedges a pool for ever when a request is cancelled while it connects, so no cancellation of an asker reaches
+a call: it runs in the actor's own nursery, bounded by `httpx.Timeout`, a total deadline and a size cap.  A pool that
+times out is thrown away.  Redirects are not followed: a back end that redirects is misconfigured.
 """
 
 from __future__ import annotations

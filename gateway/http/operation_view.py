@@ -21,7 +21,7 @@ SETTLEMENTS = {"none": "not_required", "settled": "settled", "not_settled": "not
 
 
 def view(shown: Shown) -> dict[str, Any]:
-    """Return the JSON of `GET /v1/operations/{operationId}`; settlement is settled, not_settled or unknown where paid."""
+    """Return the JSON of `GET /v1/operations/{operationId}`; its settlement has three values."""
     document: dict[str, Any] = {
         "operationId": shown.operation_id,
         "operation": shown.operation,

@@ -1,7 +1,7 @@
 """The one road of every POST operation, in the order of spec/readings "Order of checks"; no route re-orders it.
 
-1 transport, 2 probe rule, 3 schema, key and credential, 4 requestHash and key, 5 free quota, 6 availability, 7 quote or payment.
-Everything up to the claim writes nothing but quota counters.
+1 transport, 2 probe rule, 3 schema, key and credential, 4 requestHash and key, 5 free quota, 6 availability, 7 quote
+or payment. Everything up to the claim writes nothing but quota counters.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class Pipeline:
         try:
             return await self.node.idempotency.ask(message, within=10)
         except ActorError as error:
-            raise errors.StoreUnavailable(f"keys cannot be looked up ({type(error).__name__})", retry_after=1) from error
+            raise errors.StoreUnavailable(
+                f"keys cannot be looked up ({type(error).__name__})", retry_after=1
+            ) from error
 
     # -- 5 and 6 -------------------------------------------------------------------------------------------------------
 
@@ -197,7 +199,9 @@ class Pipeline:
         try:
             allowance = await self.node.quota.ask(quotas.Spend(policy, caller), within=5)
         except ActorError as error:
-            raise errors.CapacityExhausted(f"quotas cannot be counted ({type(error).__name__})", retry_after=1) from error
+            raise errors.CapacityExhausted(
+                f"quotas cannot be counted ({type(error).__name__})", retry_after=1
+            ) from error
         if not allowance.granted:
             raise errors.QuotaExceeded(
                 f"over {allowance.policy.limit} calls in {allowance.policy.window_s} s",
@@ -222,7 +226,9 @@ class Pipeline:
             self._give_back(self.operation.quota, caller.spends_as)
             failure.headers = dict(allowance.headers) | failure.headers
             raise
-        order = ops.Order(self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, None, earlier)
+        order = ops.Order(
+            self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, None, earlier
+        )
         ended = await self._submit(order, wait_s)
         return outgoing(ended, allowance.headers)
 
@@ -309,7 +315,9 @@ class Pipeline:
             raise await self._challenged(refused, valid, caller, example=example) from None
         await self._spend("paid", caller.spends_as)
         payment = payment_of(credential, quote)
-        order = ops.Order(self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, payment, earlier)
+        order = ops.Order(
+            self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, payment, earlier
+        )
         try:
             ended = await self._submit(order, wait_s)
         except errors.PaymentRefused as refused:
@@ -330,7 +338,9 @@ class Pipeline:
         try:
             return await self.node.operations.ask(message, within=within + 5)
         except (Overloaded, ActorDown) as error:
-            raise errors.CapacityExhausted("the node takes no more operations now", retry_after=RETRY_AFTER_S) from error
+            raise errors.CapacityExhausted(
+                "the node takes no more operations now", retry_after=RETRY_AFTER_S
+            ) from error
         except ActorError as error:
             paid = isinstance(message, ops.Join) or message.order.payment is not None
             kind = errors.SettlementPending if paid else errors.OperationInProgress

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 import attrs
 
-from gateway.errors import IdempotencyKeyInvalid, IdempotencyKeyMissing, PaymentHeaderConflict, PaymentHeaderObsolete, Violation
+from gateway.errors import (
+    IdempotencyKeyInvalid,
+    IdempotencyKeyMissing,
+    PaymentHeaderConflict,
+    PaymentHeaderObsolete,
+    Violation,
+)
 from gateway.registry.sealing import caller_network
 
 KEY_LENGTHS = (8, 128)

@@ -63,7 +63,9 @@ def build_app(
 def _handler(pipeline: Pipeline) -> Callable[[], Any]:
     async def handle() -> Response:
         content = await request.get_data(as_text=False)
-        incoming = Incoming(_headers(), bytes(content), _peer())
+        if isinstance(content, str):
+            raise TypeError("the body is read as bytes")
+        incoming = Incoming(_headers(), content, _peer())
         answer = await pipeline.call(incoming)
         return Response(answer.body, status=200, headers=dict(answer.headers))
 

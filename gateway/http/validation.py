@@ -1,7 +1,7 @@
 """From the bytes of a body to a frozen request: the schema judges, cattrs structures, every violation is told.
 
-The schema object is the published one (JSON Schema 2020-12, validated by jsonschema-rs); its patterns and lengths count Unicode
-characters.  Values are never coerced, but `3.0` is the integer 3.
+The schema object is the published one (JSON Schema 2020-12, validated by jsonschema-rs); its patterns and lengths
+count Unicode characters.  Values are never coerced, but `3.0` is the integer 3.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BodyValidator:
         return cls(operation, jsonschema_rs.Draft202012Validator(dict(operation.schema), mask="the value"))
 
     def validate(self, body: Any) -> Valid:
-        """Return the valid request; raises `InvalidRequest` with every violation, or the problem the operation names."""
+        """Return the valid request; raises `InvalidRequest` with every violation, or what the operation names."""
         violations = sorted(set(self._violations(body)), key=lambda each: (each.pointer, each.detail))
         if violations:
             named = self.operation.refine(body) if isinstance(body, dict) else None

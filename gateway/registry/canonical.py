@@ -1,7 +1,7 @@
 """The canonical form of a request and its hash: what a quote, a key and a receipt are bound to.
 
-`requestHash` = `sha256:` + hex of SHA-256 over the RFC 8785 form of `{"operation": id, "request": body}`, the body with its
-defaults filled in (spec/readings).  Test vectors: `gateway/registry/request_hash_vectors.json`.
+`requestHash` = `sha256:` + hex of SHA-256 over the RFC 8785 form of `{"operation": id, "request": body}`, the body
+with its defaults filled in (spec/readings).  Test vectors: `gateway/registry/request_hash_vectors.json`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen
 class HttpCall:
-    """A bounded call: `timeout_s` seconds in all, at most `max_bytes` of body read; `target` labels it in logs and metrics."""
+    """A bounded call: `timeout_s` seconds in all, at most `max_bytes` of body read; `target` labels it in logs."""
 
     method: str
     url: str
@@ -25,7 +25,7 @@ class HttpCall:
 
 @attrs.frozen
 class HttpAnswer:
-    """What a back end answered: header names are lower-case, `elapsed_ms` is from the first byte sent to the last one read."""
+    """What a back end answered: header names are lower-case, `elapsed_ms` is the time for all of it."""
 
     status: int
     headers: Mapping[str, str]

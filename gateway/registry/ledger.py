@@ -1,7 +1,7 @@
 """The ledger's arithmetic: double entry, append only, hash-chained.
 
-A step of an operation posts entries that sum to zero; an entry's id derives from (operation, step, account), so that a step
-done twice posts once.  Blocks seal entries under the hash of the block before them; amounts are atomic units.
+A step of an operation posts entries that sum to zero; an entry's id derives from (operation, step, account), so that
+a step done twice posts once.  Blocks seal entries under the hash of the block before them; amounts are atomic units.
 
 Accounts: `payer:0x…` (what a payer owes is negative), `hold` (results made, payment not yet settled), `revenue`.
 """
@@ -59,7 +59,7 @@ def payer_account(address: str) -> str:
     return f"payer:{address.lower()}"
 
 
-def move(  # noqa: D417 - the names are the ledger's own words
+def move(
     *, operation_id: str, step: str, debit: str, credit: str, network: str, asset: str, amount: int, at: int
 ) -> tuple[Entry, Entry]:
     """Return the two entries that move `amount` from `debit` to `credit`."""
@@ -112,7 +112,9 @@ def audit(entries: Iterable[tuple[Entry, str, int | None]], blocks: Sequence[Blo
             unsealed += 1
         else:
             by_height[height].append(stored)
-    faults += [f"step {step} of {operation} does not sum to zero" for (operation, step, _), total in sums.items() if total]
+    faults += [
+        f"step {step} of {operation} does not sum to zero" for (operation, step, _), total in sums.items() if total
+    ]
     previous: Block | None = None
     for block in blocks:
         expected = seal_block(previous, by_height.pop(block.height, []), block.sealed_at)

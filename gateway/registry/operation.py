@@ -10,7 +10,7 @@ import attrs
 from gateway.errors import GatewayError
 
 
-def _nothing_more(body: Mapping[str, Any]) -> GatewayError | None:
+def _nothing_more(_: Mapping[str, Any]) -> GatewayError | None:
     return None
 
 
@@ -50,5 +50,3 @@ class Operation:
     failure: type[GatewayError]
     repeatable: bool = True
     refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
-
-

@@ -1,7 +1,7 @@
 """Receipts: what was asked, what came back, what was paid, signed so that anyone can check it offline.
 
-`signature` is a compact JWS (RFC 7515, `EdDSA` over Ed25519, RFC 8037) whose payload is the RFC 8785 form of the receipt
-without `signature`; `kid` is the RFC 7638 thumbprint of the key, found in `/.well-known/jwks.json`.
+`signature` is a compact JWS (RFC 7515, `EdDSA` over Ed25519, RFC 8037) whose payload is the RFC 8785 form of the
+receipt without `signature`; `kid` is the RFC 7638 thumbprint of the key, found in `/.well-known/jwks.json`.
 """
 
 from __future__ import annotations

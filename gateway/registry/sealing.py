@@ -1,8 +1,8 @@
 """Sealing: what the store holds of requests, payments and outputs is unreadable without a key.
 
-Each operation has a data key of its own.  It is wrapped by the node's key while the operation is open (recovery needs it) and
-by (pepper, idempotency key), so that afterwards only the caller's key opens the result.  AES-256-GCM throughout; the
-associated data names the operation and the part, so that no ciphertext can stand in another's place.
+Each operation has a data key of its own.  It is wrapped by the node's key while the operation is open (recovery needs
+it) and by (pepper, idempotency key), so that afterwards only the caller's key opens the result.  AES-256-GCM
+throughout; the associated data names the operation and the part, so that no ciphertext can stand in another's place.
 """
 
 from __future__ import annotations

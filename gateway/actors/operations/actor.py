@@ -1,7 +1,7 @@
 """The operations actor: claims orders, lives each in a task of its own nursery, takes on what a crash left.
 
-No client's cancellation reaches a life: handlers only wait for it.  What is open is in `lives`; the store's unique rows decide
-between orders that race for one key or one authorization.
+No client's cancellation reaches a life: handlers only wait for it.  What is open is in `lives`; the store's unique
+rows decide between orders that race for one key or one authorization.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class _Desk:
     nursery: trio.Nursery
     watch: Watch
     lives: dict[str, Life] = attrs.field(factory=dict)
-    claiming: dict[tuple[str, str], list[Letter[Submit]]] = attrs.field(factory=dict)
+    claiming: dict[tuple[str, str], list[Letter[Any]]] = attrs.field(factory=dict)
     by_key: dict[tuple[str, str], Life] = attrs.field(factory=dict)
     exposed: dict[str, int] = attrs.field(factory=dict)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def submit(self, letter: Letter[Submit]) -> None:
+    def submit(self, letter: Letter[Any]) -> None:
         """Join the life that has this order's key, or claim the order."""
         order = letter.message.order
         keys = [(name[0].hmac, order.request_hash) for name in order.names]
@@ -96,7 +96,7 @@ class _Desk:
         except GatewayError as failure:
             letter.refuse(failure)
             return
-        queue: list[Letter[Submit]] = []
+        queue: list[Letter[Any]] = []
         for key in keys:
             self.claiming[key] = queue
         self.expose(order, +1)
@@ -125,7 +125,7 @@ class _Desk:
         else:
             self.exposed.pop(payer, None)
 
-    async def claim(self, letter: Letter[Submit], keys: list[tuple[str, str]], queue: list[Letter[Submit]]) -> None:
+    async def claim(self, letter: Letter[Any], keys: list[tuple[str, str]], queue: list[Letter[Any]]) -> None:
         """Claim an order durably and live it; everyone who came with the same key meanwhile waits with it."""
         order = letter.message.order
         failure: GatewayError | None = None
@@ -185,7 +185,14 @@ class _Desk:
             raise
         failpoint("claim.after")
         life = Life(
-            owner, order.operation, order.request, order.request_hash, order.payment, data_key, attempt, next_step=next_step
+            owner,
+            order.operation,
+            order.request,
+            order.request_hash,
+            order.payment,
+            data_key,
+            attempt,
+            next_step=next_step,
         )
         if earlier is not None and earlier.sealed_output is not None and order.payment is not None:
             life.served = open_output(data_key, operation_id, earlier.sealed_output)
@@ -251,7 +258,7 @@ class _Desk:
             life.waiters.remove(letter)
             letter.refuse(life.unfinished())
 
-    def join(self, letter: Letter[Join]) -> None:
+    def join(self, letter: Letter[Any]) -> None:
         """Wait for an operation that a look-up found open."""
         life = self.lives.get(letter.message.operation_id)
         if life is None:
@@ -276,7 +283,9 @@ class _Desk:
             except Conflict:
                 continue
             try:
-                life, first = recover(row, owner, around, self.table, self.structure, 1 + await self.told(row.operation_id))
+                life, first = recover(
+                    row, owner, around, self.table, self.structure, 1 + await self.told(row.operation_id)
+                )
             except Unrecoverable as error:
                 log.exception("operation_unrecoverable", operation_id=row.operation_id, error=str(error))
                 await around.store.commit(error.end(owner, around.clock_ms()))
@@ -341,4 +350,3 @@ async def operations(
                 case Resolve():
                     nursery.start_soon(resolve, letter, around)
         around.draining.set()
-

@@ -1,7 +1,7 @@
 """One operation being lived: runs the effects that `life` decides on and tells it what came of them.
 
-A `Life` belongs to one task of the operations actor, under no client's cancel scope.  Its waiters are answered when it ends,
-or told that the settlement is pending once that takes longer than `settle_wait_s`; the life itself goes on.
+A `Life` belongs to one task of the operations actor, under no client's cancel scope.  Its waiters are answered when
+it ends, or told that the settlement is pending once that takes longer than `settle_wait_s`; the life itself goes on.
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ async def live(life: Life, around: Surroundings, first: Event) -> None:
                 event = await effects[effect](life, around)
             nursery.cancel_scope.cancel()
     except* Abandoned as group:
-        log.warning("operation_abandoned", operation_id=life.operation_id, state=life.state.value, why=str(group.exceptions[0]))
+        log.warning(
+            "operation_abandoned", operation_id=life.operation_id, state=life.state.value, why=str(group.exceptions[0])
+        )
     finally:
         life.release(life.failure if life.failure and life.state.ended else _left(life))
 
@@ -198,7 +200,7 @@ async def release_when_slow(life: Life, around: Surroundings) -> None:
         life.release(life.unfinished())
 
 
-# -- effects, in the order of a paid call -----------------------------------------------------------------------------------
+# -- effects, in the order of a paid call ------------------------------------------------------------------------------
 
 
 async def verify(life: Life, around: Surroundings) -> Event:
@@ -208,7 +210,9 @@ async def verify(life: Life, around: Surroundings) -> Event:
     try:
         verification = await _settlement(around).ask(Verify(payment), within=around.verify_timeout_s + 5)
     except ActorError as error:
-        life.failure = FacilitatorUnavailable(type(error).__name__, operation_id=life.operation_id, retry_after=RETRY_AFTER_S)
+        life.failure = FacilitatorUnavailable(
+            type(error).__name__, operation_id=life.operation_id, retry_after=RETRY_AFTER_S
+        )
         return Event.UNVERIFIABLE
     failpoint("verify.after")
     if verification.verdict is Verdict.VALID:
@@ -384,26 +388,26 @@ async def look(life: Life, around: Surroundings) -> Event:
     match sighting.standing:
         case Standing.PAID:
             return Event.CONFIRMED
-        case Standing.SHALLOW:
-            return Event.UNDECIDED
         case Standing.UNUSED:
             waiting = life.sent and life.looks < LOOKS_BEFORE_RESETTLING
             return Event.UNDECIDED if waiting else Event.UNUSED
-        case Standing.EXPIRED:
-            life.failure = SettlementFailed("the authorization expired unused", operation_id=life.operation_id)
-            return Event.DEAD
-        case Standing.CANCELLED:
-            life.failure = SettlementFailed(
-                "the authorization was cancelled, or spent without the transfer", operation_id=life.operation_id
+        case Standing.EXPIRED | Standing.CANCELLED:
+            why = (
+                "expired unused" if sighting.standing is Standing.EXPIRED else "was cancelled, or spent without paying"
             )
+            life.failure = SettlementFailed(f"the authorization {why}", operation_id=life.operation_id)
             return Event.DEAD
-        case Standing.UNTRACED:
-            if around.clock_ms() // 1000 < _payment(life).valid_before + UNTRACED_PATIENCE_S:
-                return Event.UNDECIDED
+        case Standing.UNTRACED if _long_dead(life, around):
             life.failure = OperatorNeeded(
                 "the authorization is spent and its transaction cannot be found", operation_id=life.operation_id
             )
             return Event.LOST_TRACK
+        case _:
+            return Event.UNDECIDED
+
+
+def _long_dead(life: Life, around: Surroundings) -> bool:
+    return around.clock_ms() // 1000 >= _payment(life).valid_before + UNTRACED_PATIENCE_S
 
 
 async def receipt(life: Life, around: Surroundings) -> Event:
@@ -528,7 +532,7 @@ async def end(life: Life, around: Surroundings) -> None:
     around.posted()
 
 
-# -- what the effects share ---------------------------------------------------------------------------------------------------
+# -- what the effects share --------------------------------------------------------------------------------------------
 
 
 async def _write(life: Life, around: Surroundings, state: State, *statements: Statement) -> None:
@@ -560,7 +564,8 @@ async def _stands(life: Life, around: Surroundings, state: State) -> bool:
     """Return True if the step that conflicts is our own, committed by a try whose answer was lost."""
     try:
         found = await around.store.fetch(
-            "SELECT state, epoch FROM operations WHERE operation_id = :operation_id", {"operation_id": life.operation_id}
+            "SELECT state, epoch FROM operations WHERE operation_id = :operation_id",
+            {"operation_id": life.operation_id},
         )
     except StoreUnavailable as error:
         raise Abandoned(f"the store cannot be read: {error.detail}") from error

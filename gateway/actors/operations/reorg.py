@@ -1,7 +1,7 @@
 """Watching settled payments for a while: a reorganisation may take a transaction away.
 
-The same authorization is then settled again while it is valid; the result stands and is not charged again.  When it cannot
-be, the operator is told.
+The same authorization is then settled again while it is valid; the result stands and is not charged again.  When it
+cannot be, the operator is told.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Watch:
     def add(self, life: Life) -> None:
         """Watch a life that has just settled."""
         if life.payment is not None and life.settled_in is not None and life.ended is not None:
-            self.watched[life.operation_id] = Watched(life.owner, life.payment, life.settled_in, dict(life.ended.receipt))
+            self.watched[life.operation_id] = Watched(
+                life.owner, life.payment, life.settled_in, dict(life.ended.receipt)
+            )
 
     async def load(self) -> None:
         """Watch what settled shortly before this start."""
@@ -93,7 +95,9 @@ class Watch:
             return
         sighting = await around.settlement.ask(Look(each.payment, each.settled.block_number, ()), within=60)
         if sighting.standing is Standing.UNUSED:
-            log.warning("settlement_reorganised", operation_id=each.owner.operation_id, transaction=each.settled.transaction)
+            log.warning(
+                "settlement_reorganised", operation_id=each.owner.operation_id, transaction=each.settled.transaction
+            )
             submission = await around.settlement.ask(Settle(each.payment), within=around.settle_timeout_s + 5)
             hints = (submission.transaction,) if submission.transaction else ()
             sighting = await around.settlement.ask(Look(each.payment, each.settled.block_number, hints), within=60)
@@ -113,7 +117,7 @@ class Watch:
                     rows.alarm(
                         each.owner,
                         failure_code="operator_needed",
-                        failure_detail="a reorganisation took the settled transaction away and the authorization is no longer valid",
+                        failure_detail="a reorganisation took the settled transaction, and the authorization is dead",
                     ),
                     *rows.happenings(each.owner, around.clock_ms(), [told]),
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.actors.operations import rows
 from gateway.actors.operations.life import State
 from gateway.actors.operations.live import Surroundings
@@ -9,11 +11,12 @@ from gateway.actors.operations.order import Resolve
 from gateway.actors.runtime import Letter
 from gateway.actors.store import Conflict, Statement
 from gateway.errors import GatewayError, OperationInProgress, OperationNotFound
+from gateway.registry import ledger
 
 
-async def resolve(letter: Letter[Resolve], around: Surroundings) -> None:
+async def resolve(letter: Letter[Any], around: Surroundings) -> None:
     """Record the decision with its reason; the operation ends `failed`, and its key can buy the kept result again."""
-    message = letter.message
+    message: Resolve = letter.message
     try:
         letter.answer(message, await _resolve(message, around))
     except GatewayError as failure:
@@ -22,11 +25,14 @@ async def resolve(letter: Letter[Resolve], around: Surroundings) -> None:
 
 async def _resolve(message: Resolve, around: Surroundings) -> str:
     found = await around.store.fetch(
-        "SELECT state, epoch FROM operations WHERE operation_id = :operation_id", {"operation_id": message.operation_id}
+        "SELECT state, epoch, attempt, payer, network, asset, amount FROM operations"
+        " WHERE operation_id = :operation_id",
+        {"operation_id": message.operation_id},
     )
     if not found:
         raise OperationNotFound(operation_id=message.operation_id)
-    state, epoch = str(found[0][0]), int(found[0][1] or 0)
+    state, epoch, attempt, payer, network, asset, amount = found[0]
+    epoch = int(epoch or 0)
     if state != State.NEEDS_OPERATOR:
         raise OperationInProgress(f"the operation is {state}, not needs_operator", operation_id=message.operation_id)
     step = await around.store.fetch(
@@ -44,8 +50,18 @@ async def _resolve(message: Resolve, around: Surroundings) -> str:
         {"operation_id": message.operation_id, "epoch": epoch, "why": message.why},
         rows=1,
     )
+    owed = ledger.move(
+        operation_id=message.operation_id,
+        step=f"failed.{attempt}",
+        debit=ledger.HOLD,
+        credit=ledger.payer_account(str(payer)),
+        network=str(network),
+        asset=str(asset),
+        amount=int(amount or 0),
+        at=around.clock_ms(),
+    )
     try:
-        await around.store.commit(update, *rows.happenings(owner, int(step[0][0] or 1), [told]))
+        await around.store.commit(update, *rows.postings(owed), *rows.happenings(owner, int(step[0][0] or 1), [told]))
     except Conflict as conflict:
         raise OperationInProgress("the operation changed meanwhile", operation_id=message.operation_id) from conflict
     return State.FAILED.value

@@ -1,7 +1,7 @@
 """The durable steps of an operation as statements.
 
-Each step is one atomic commit; every update is fenced by `WHERE operation_id = :operation_id AND epoch = :epoch`, so that a stale
-owner writes nothing.
+Each step is one atomic commit; every update is fenced by `operation_id = :operation_id AND epoch = :epoch`, so that a
+stale owner writes nothing.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def reclaim(
     payment = order.payment
     update = Statement(
         """
-        UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node, lease_until = :lease_until,
-            node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version, amount = :amount,
-            protocol = :protocol, payer = :payer, nonce = :nonce, valid_before = :valid_before, challenge_id = :challenge_id,
-            sealed_payment = :sealed_payment, settlement = :settlement, failure_code = NULL, failure_detail = NULL,
-            ended_at = NULL, output_until = NULL, tombstone_until = NULL
+        UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
+            lease_until = :lease_until, node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
+            amount = :amount, protocol = :protocol, payer = :payer, nonce = :nonce, valid_before = :valid_before,
+            challenge_id = :challenge_id, sealed_payment = :sealed_payment, settlement = :settlement, failure_code = NULL,
+            failure_detail = NULL, ended_at = NULL, output_until = NULL, tombstone_until = NULL
         WHERE operation_id = :operation_id AND state = 'failed' AND epoch = :epoch - 1
         """,
         {
@@ -94,7 +94,9 @@ def reclaim(
         steps += [("name", _insert_caller(name[0].hmac, caller, owner, rows=None)) for caller in order.callers]
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
-    steps += [("event", each) for each in happenings(owner, step, [Happening(State.CLAIMED, now, f"attempt {attempt}")])]
+    steps += [
+        ("event", each) for each in happenings(owner, step, [Happening(State.CLAIMED, now, f"attempt {attempt}")])
+    ]
     return steps
 
 
@@ -116,8 +118,8 @@ def keep(
     """Return the durable step `executed`: the sealed output and the intent to settle."""
     return Statement(
         """
-        UPDATE operations SET state = 'executed', sealed_output = :sealed_output, result_hash = :result_hash, route = :route,
-            executed_at = :executed_at, look_from_block = :look_from_block, settlement = 'unknown'
+        UPDATE operations SET state = 'executed', sealed_output = :sealed_output, result_hash = :result_hash,
+            route = :route, executed_at = :executed_at, look_from_block = :look_from_block, settlement = 'unknown'
         WHERE operation_id = :operation_id AND epoch = :epoch AND ended_at IS NULL
         """,
         {
@@ -188,7 +190,8 @@ def end(owner: Owner, *, state: State, settlement: str, failure_code: str, failu
         """
         UPDATE operations SET state = :state, settlement = :settlement, failure_code = :failure_code,
             failure_detail = :failure_detail, node_wrap = NULL, ended_at = :now,
-            output_until = CASE WHEN sealed_output IS NULL THEN NULL ELSE :output_until END, tombstone_until = :tombstone_until
+            output_until = CASE WHEN sealed_output IS NULL THEN NULL ELSE :output_until END,
+            tombstone_until = :tombstone_until
         WHERE operation_id = :operation_id AND epoch = :epoch AND ended_at IS NULL
         """,
         {
@@ -295,12 +298,12 @@ def _insert_operation(owner: Owner, order: Order, sealed: Sealed, now: int, leas
     payment = order.payment
     return Statement(
         """
-        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, lease_until, funding, request_hash,
-            sealed_request, node_wrap, quote_id, price_version, network, asset, amount, pay_to, protocol, payer, nonce,
-            valid_before, challenge_id, sealed_payment, settlement, claimed_at)
+        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, lease_until, funding,
+            request_hash, sealed_request, node_wrap, quote_id, price_version, network, asset, amount, pay_to,
+            protocol, payer, nonce, valid_before, challenge_id, sealed_payment, settlement, claimed_at)
         VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :lease_until, :funding, :request_hash,
-            :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol, :payer,
-            :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
+            :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol,
+            :payer, :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
         """,
         {
             "operation_id": owner.operation_id,
@@ -337,7 +340,9 @@ def _payment_columns(payment: Payment | None, sealed: Sealed) -> dict[str, str |
     }
 
 
-def _insert_key(key_hmac: str, request_hash: str, owner: Owner, pepper: int, wrap: bytes, *, rows: int | None) -> Statement:
+def _insert_key(
+    key_hmac: str, request_hash: str, owner: Owner, pepper: int, wrap: bytes, *, rows: int | None
+) -> Statement:
     return Statement(
         """
         INSERT INTO idempotency_keys (key_hmac, request_hash, operation_id, pepper, key_wrap)

@@ -1,7 +1,7 @@
-"""The settlement actor: owns the facilitator, the chain and what is known of the path between a signature and a receipt.
+"""The settlement actor: owns the facilitator, the chain and what is known of the path from a signature to a receipt.
 
-`SettlementPath` is the last proof that payments can be verified, settled and looked up; it expires.  While it does not stand,
-nothing paid is quoted.
+`SettlementPath` is the last proof that payments can be verified, settled and looked up; it expires.  While it does
+not stand, nothing paid is quoted.
 """
 
 from __future__ import annotations
@@ -95,66 +95,84 @@ def search_of(payment: Payment) -> Search:
     )
 
 
-async def settlement(
-    inbox: Inbox[Message], *, facilitator: Facilitator, chain: Chain, network: str, path: SettlementPath
-) -> None:
-    """Serve verify, settle and look, each in a task of its own; keep the path's proof fresh."""
-    wanted = trio.Event()
+@attrs.define(eq=False)
+class _Desk:
+    facilitator: Facilitator
+    chain: Chain
+    network: str
+    path: SettlementPath
+    wanted: trio.Event = attrs.field(factory=trio.Event)
 
-    async def probe_once() -> None:
-        reason = await facilitator.supports(network) or await chain.usable()
+    async def probe(self) -> None:
+        """Look once whether payments can be verified, settled and looked up."""
+        path = self.path
+        reason = await self.facilitator.supports(self.network) or await self.chain.usable()
         path.probed_at = trio.current_time()
         if reason is None:
             path.failures, path.reason = 0, "proof_expired"
             path.proven_until = trio.current_time() + PROOF_LIFE_S
-            path.head = await _head(chain)
+            path.head = await _head(self.chain)
             return
         path.failures += 1
         path.reason = reason
         if path.failures >= TOLERATED_FAILURES:
             path.proven_until = float("-inf")
 
-    async def keep_proven() -> None:
-        nonlocal wanted
+    async def keep_proven(self) -> None:
+        """Probe regularly, sooner after failures, and soon when somebody met a closed path."""
+        path = self.path
         while True:
-            pause = PROBE_INTERVAL_S if path.failures == 0 else min(PROBE_RETRY_S * 2.0 ** (path.failures - 1), PROBE_INTERVAL_S)
+            pause = PROBE_INTERVAL_S
+            if path.failures:
+                pause = min(PROBE_RETRY_S * 2.0 ** min(path.failures - 1, 10), PROBE_INTERVAL_S)
             with trio.move_on_after(pause):
-                await wanted.wait()
+                await self.wanted.wait()
                 await trio.sleep_until(path.probed_at + PROBE_RETRY_S)
-            wanted = trio.Event()
-            await probe_once()
+            self.wanted = trio.Event()
+            await self.probe()
 
-    async def serve(letter: Letter[Message]) -> None:
+    async def serve(self, letter: Letter[Message]) -> None:
+        """Answer one letter."""
         message = letter.message
         try:
             match message:
                 case Verify(payment):
-                    letter.answer(message, await facilitator.verify(payment.body))
+                    letter.answer(message, await self.facilitator.verify(payment.body))
                 case Settle(payment):
                     failpoint("settle.before")
-                    submission = await facilitator.settle(payment.body)
+                    submission = await self.facilitator.settle(payment.body)
                     failpoint("settle.after")
                     letter.answer(message, submission)
                 case Look(payment, from_block, hints):
-                    failpoint("look.before")
-                    sighting = await chain.look(search_of(payment), from_block=from_block, hints=hints)
-                    failpoint("look.after")
-                    path.head = max(path.head or 0, sighting.head)
-                    letter.answer(message, sighting)
+                    letter.answer(message, await self.look(payment, from_block, hints))
                 case StillStands(transaction, block_hash):
-                    letter.answer(message, await chain.still_stands(transaction, block_hash))
+                    letter.answer(message, await self.chain.still_stands(transaction, block_hash))
                 case Wanted():
-                    wanted.set()
+                    self.wanted.set()
         except ChainUnavailable as reason:
             letter.refuse(reason)
 
-    await probe_once()
+    async def look(self, payment: Payment, from_block: int | None, hints: Sequence[str]) -> Sighting:
+        """Look at the chain and remember how far it was seen."""
+        failpoint("look.before")
+        sighting = await self.chain.look(search_of(payment), from_block=from_block, hints=hints)
+        failpoint("look.after")
+        self.path.head = max(self.path.head or 0, sighting.head)
+        return sighting
+
+
+async def settlement(
+    inbox: Inbox[Message], *, facilitator: Facilitator, chain: Chain, network: str, path: SettlementPath
+) -> None:
+    """Serve verify, settle and look, each in a task of its own; keep the path's proof fresh."""
+    desk = _Desk(facilitator, chain, network, path)
+    await desk.probe()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_proven)
+        nursery.start_soon(desk.keep_proven)
         inbox.ready()
         async with trio.open_nursery() as calls:
             async for letter in inbox:
-                calls.start_soon(serve, letter)
+                calls.start_soon(desk.serve, letter)
         nursery.cancel_scope.cancel()
 
 

@@ -1,15 +1,15 @@
 """Chain truth: has this authorization paid?
 
-`authorizationState(authorizer, nonce)` alone proves nothing, because a cancellation sets it too.  Paid means: in one successful
-transaction the token emitted `AuthorizationUsed(authorizer, nonce)` and, as its next event, `Transfer(authorizer, payTo, value)`,
-`confirmations` deep (EIP-3009; FiatToken emits the two in this order).
+`authorizationState(authorizer, nonce)` alone proves nothing, because a cancellation sets it too.  Paid means: in one
+successful transaction the token emitted `AuthorizationUsed(authorizer, nonce)` and, as its next event,
+`Transfer(authorizer, payTo, value)`, `confirmations` deep (EIP-3009; FiatToken emits the two in this order).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, TypeVar
 
 import attrs
@@ -131,7 +131,10 @@ class Chain:
         return number
 
     async def look(self, search: Search, *, from_block: int | None, hints: Sequence[str]) -> Sighting:
-        """Say where an authorization stands.  `hints` are transactions to look into first; raises `ChainUnavailable`."""
+        """Say where an authorization stands.
+
+        `hints` are transactions to look into first; raises `ChainUnavailable`.
+        """
 
         async def one(web3: AsyncWeb3[UpstreamProvider]) -> Sighting:
             return await self._look(web3, search, from_block, hints)
@@ -251,8 +254,10 @@ def _pays(receipt: TxReceipt, search: Search) -> bool:
     if int(receipt["status"]) != 1:
         return False
     asset = bytes.fromhex(search.asset[2:])
-    logs = sorted((log for log in receipt["logs"] if bytes.fromhex(log["address"][2:]) == asset), key=lambda log: log["logIndex"])
-    for used, moved in zip(logs, logs[1:], strict=False):
+    logs = sorted(
+        (log for log in receipt["logs"] if bytes.fromhex(log["address"][2:]) == asset), key=lambda log: log["logIndex"]
+    )
+    for used, moved in pairwise(logs):
         if [bytes(topic) for topic in used["topics"]] != [AUTHORIZATION_USED, _word(search.authorizer), search.nonce]:
             continue
         if [bytes(topic) for topic in moved["topics"]] == [TRANSFER, _word(search.authorizer), _word(search.pay_to)]:

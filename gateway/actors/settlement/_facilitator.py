@@ -1,7 +1,7 @@
 """The x402 facilitator over HTTP: `/supported`, `/verify`, `/settle`.
 
-Semantic refusals are HTTP 200; any other status, broken JSON or a wrong shape is a fault of the facilitator and says nothing
-of the payment.  Whatever `/settle` answers is a hint only: the chain decides.
+Semantic refusals are HTTP 200; any other status, broken JSON or a wrong shape is a fault of the facilitator and says
+nothing of the payment.  Whatever `/settle` answers is a hint only: the chain decides.
 """
 
 from __future__ import annotations
