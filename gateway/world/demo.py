@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import attrs
 import httpx
 import trio
 
+from gateway.world import npm
 from gateway.world.chain import Rpc
 from gateway.world.child import Child, ChildFailed, open_child
 from gateway.world.npm import ToolUnavailable
@@ -32,7 +33,7 @@ NODE_DRAIN_S = 90.0
 ROUND_S = 300.0
 STEPS = 5
 """Lines of a whole round: a free search, two paid ones, each of those a second time."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @attrs.frozen
@@ -98,22 +99,27 @@ class Demonstration:
         began = time.monotonic()
         if self.options.ready is not None:
             await trio.Path(self.options.ready).unlink(missing_ok=True)
+        if not npm.anvil_path().exists():
+            self.report.say("fetching the local chain (once, about 20 MB)")
+            await trio.to_thread.run_sync(npm.anvil_binary)
         self.report.say("starting the local world: chain, token, facilitator, search engine")
         async with open_world(self.directory) as world:
             self.report.say(f"  chain {world.rpc_url}, facilitator {world.facilitator_url}, faults {world.faults_url}")
-            config = world.node_config(self.directory / "node", self.options.port or _free_port())
-            async with self._open_node(config) as node, trio.open_nursery() as nursery:
-                self.report.say(f"the node sells at {_base_url(config)}, ready after {time.monotonic() - began:.1f} s")
-                nursery.start_soon(self._tell_the_nodes_end, node, config)
-                self.code = await self._round(world, _base_url(config)) if self.options.agent else 0
-                if self.options.ready is not None:
-                    await _write_at_once(self.options.ready, json.dumps(ready_file(world, config, node.pid), indent=1))
-                if self.options.stay:
-                    self.report.say(
-                        f"the world stays up until Ctrl-C; the node is process {node.pid}, its log {node.log}"
-                    )
-                    await trio.sleep_forever()
-                nursery.cancel_scope.cancel()
+            with _held_port(self.options.port) as port:
+                config = world.node_config(self.directory / "node", port)
+                await self._sell(world, config, began)
+
+    async def _sell(self, world: World, config: Path, began: float) -> None:
+        async with self._open_node(config) as node, trio.open_nursery() as nursery:
+            self.report.say(f"the node sells at {_base_url(config)}, ready after {time.monotonic() - began:.1f} s")
+            nursery.start_soon(self._tell_the_nodes_end, node, config)
+            self.code = await self._round(world, _base_url(config)) if self.options.agent else 0
+            if self.options.ready is not None:
+                await _write_at_once(self.options.ready, json.dumps(ready_file(world, config, node.pid), indent=1))
+            if self.options.stay:
+                self.report.say(f"the world stays up until Ctrl-C; the node is process {node.pid}, its log {node.log}")
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _open_node(self, config: Path) -> AsyncIterator[Child]:
@@ -211,11 +217,16 @@ def _base_url(config: Path) -> str:
     return str(tomllib.loads(config.read_text())["node"]["base_url"])
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def _held_port(port: int) -> Iterator[int]:
+    """Keep a local port from everybody but listeners: the node may leave it and come back (0: any port)."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ChildFailed(f"the node cannot have port {port}: {error.strerror}") from error
+        yield holder.getsockname()[1]
 
 
 def _how(code: int) -> str:

@@ -71,19 +71,23 @@ def npm(arguments: Sequence[str], directory: Path) -> str:
     return done.stdout
 
 
-def anvil_binary(tools: Path | None = None) -> Path:
-    """Return the pinned anvil (a local EVM chain), fetched and checked once; raises `ToolUnavailable`."""
+def anvil_path() -> Path:
+    """Return where the pinned anvil (a local EVM chain) is or will be; raises `ToolUnavailable` where there is none."""
     machine = MACHINES.get(platform.machine().lower())
     if sys.platform != "linux" or machine is None:
-        raise ToolUnavailable(
-            f"the local chain is pinned for Linux on x86-64 and arm64, not {sys.platform} {platform.machine()}"
-        )
-    kept = (tool_directory() if tools is None else tools) / f"anvil-{ANVIL_VERSION}-{machine}"
+        here = f"{sys.platform} {platform.machine()}"
+        raise ToolUnavailable(f"the local chain is pinned for Linux on x86-64 and arm64, not {here}")
+    return tool_directory() / f"anvil-{ANVIL_VERSION}-{machine}"
+
+
+def anvil_binary() -> Path:
+    """Return the pinned anvil, fetched and checked the first time; raises `ToolUnavailable`."""
+    kept = anvil_path()
     if not kept.exists():
+        machine = MACHINES[platform.machine().lower()]
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-            package = f"@foundry-rs/anvil-{machine}@{ANVIL_VERSION}"
-            npm(["pack", package], Path(scratch))
+            npm(["pack", f"@foundry-rs/anvil-{machine}@{ANVIL_VERSION}"], Path(scratch))
             (archive,) = Path(scratch).glob("*.tgz")
             extract(archive, "package/bin/anvil", ANVIL_INTEGRITY[machine], kept)
     return kept

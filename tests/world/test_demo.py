@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
+import trio
+from rich.console import Console
 
-from gateway.world.demo import ready_file
+from gateway.world.demo import DemoOptions, demo, ready_file
+from gateway.world.report import Report
 from gateway.world.world import World
 
 pytestmark = pytest.mark.world
@@ -65,6 +73,11 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
+def silent() -> tuple[Report, io.StringIO]:
+    told = io.StringIO()
+    return Report(progress=Console(file=told, width=200), outcome=Console(file=io.StringIO())), told
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> str:
     path = tmp_path / "node.py"
@@ -106,6 +119,54 @@ def test_a_node_that_does_not_start_fails_the_demo_with_its_last_words(tmp_path:
         said(process, b"no store")
         said(process, b"the logs are in")
         assert process.wait(60) == 1
+
+
+def test_a_port_that_is_taken_fails_the_demo(tmp_path: Path) -> None:
+    report, told = silent()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = DemoOptions(agent=False, port=taken.getsockname()[1])
+        assert trio.run(partial(demo, options, report=report)) == 1
+    assert "cannot have port" in told.getvalue()
+
+
+def test_an_agent_buys_and_all_of_it_adds_up() -> None:
+    outcome = io.StringIO()
+    report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
+    assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 0, outcome.getvalue()
+    found = json.loads(outcome.getvalue())
+    assert (found["complete"], found["transfers"], found["faults"]) == (True, 2, [])
+    assert [(step["protocol"], step["replayed"], step["charged"]) for step in found["steps"]] == [
+        ("free", False, "0"),
+        ("x402", False, "6000"),
+        ("x402", True, "6000"),
+        ("mpp", False, "6000"),
+        ("mpp", True, "6000"),
+    ]
+
+
+def test_a_killed_node_comes_back_on_its_port_and_data(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with demo_of(ready, "-m", "gateway", "serve") as process:
+        said(process, b"stays up until")
+        told = json.loads(ready.read_text())
+        os.kill(told["pid"], signal.SIGKILL)
+        said(process, b"./run serve --config")
+        again = subprocess.Popen([sys.executable, "-m", "gateway", "serve", "--config", told["config"]])
+        try:
+            answer = None
+            for _ in range(600):
+                try:
+                    answer = httpx.get(f"{told['gateway']}/readyz")
+                    break
+                except httpx.ConnectError:
+                    select.select([], [], [], 0.05)
+            assert answer is not None
+            assert answer.status_code == 200
+        finally:
+            again.terminate()
+            assert again.wait(60) == 0
 
 
 def test_the_ready_file_says_where_everything_is(world: World, tmp_path: Path) -> None:
