@@ -46,9 +46,6 @@ class Runtime:
         try:
             await self._nursery.start(actor.live, name=f"actor {name}")
         except BaseException:
-            actor.scope.cancel()
-            with trio.CancelScope(shield=True):
-                await actor.finished.wait()
             self._actors.remove(actor)
             raise
         actor.scope.shield = True  # from now on only `stop` ends it

@@ -149,23 +149,24 @@ async def test_overloaded_means_never_executed(autojump_clock: MockClock) -> Non
 
 
 async def test_a_letter_past_its_deadline_is_not_taken(mock_clock: MockClock) -> None:
-    shelf, outcomes = Shelf(), list[Any]()
-    gate = trio.Event()
+    for _ in range(20):  # the actor may run before the asker learns of its deadline, or after
+        shelf, outcomes, gate = Shelf(), list[Any](), trio.Event()
 
-    async def gated(inbox: Inbox[Add]) -> None:
-        inbox.ready()
-        await gate.wait()
-        await shelf.body(inbox)
+        async def gated(inbox: Inbox[Add], gate: trio.Event = gate, shelf: Shelf = shelf) -> None:
+            inbox.ready()
+            await gate.wait()
+            await shelf.body(inbox)
 
-    async with open_runtime(grace=0) as runtime, trio.open_nursery() as nursery:
-        ref = await runtime.start("gated", gated)
-        nursery.start_soon(outcome_of, partial(ref.ask, Add(1), within=5), outcomes)
-        await wait_all_tasks_blocked()
-        gate.set()
-        mock_clock.jump(5)  # the actor may run before the asker learns of its deadline
-        await wait_all_tasks_blocked()
-        assert [type(each) for each in outcomes] == [Overloaded]
-        assert shelf.letters == []
+        async with open_runtime() as runtime, trio.open_nursery() as nursery:
+            ref: Ref[Add] = await runtime.start("gated", gated)
+            nursery.start_soon(outcome_of, partial(ref.ask, Add(1), within=5), outcomes)
+            await wait_all_tasks_blocked()
+            gate.set()
+            mock_clock.jump(5)
+            await wait_all_tasks_blocked()
+            assert [type(each) for each in outcomes] == [Overloaded]
+            assert shelf.letters == []
+            assert ref.health().withdrawn == 1
 
 
 async def test_no_patience_at_all_is_overloaded_and_never_executed() -> None:
@@ -579,6 +580,18 @@ async def test_a_start_that_is_cancelled_leaves_no_actor_behind(autojump_clock: 
         assert (ended, runtime.health()) == (["slow"], ())
 
 
+async def test_a_start_cancelled_at_its_last_step_is_a_start() -> None:
+    async def late(inbox: Inbox[Add]) -> None:
+        inbox.ready()
+        scope.cancel()
+        await counter(inbox)
+
+    async with open_runtime() as runtime:
+        with trio.CancelScope() as scope:
+            ref = await runtime.start("late", late)
+        assert await ref.ask(Add(1)) == 1
+
+
 async def test_nothing_starts_while_the_runtime_stops() -> None:
     async with open_runtime() as runtime:
         await runtime.stop(1)
@@ -781,6 +794,20 @@ async def test_batch_takes_what_is_queued() -> None:
     assert sum(sizes) == 40
     assert max(sizes) == 16
     assert (ref.health().crashes, ref.health().phase) == (0, Phase.STOPPED)
+
+
+async def test_an_iterators_end_outside_a_stop_is_a_crash(autojump_clock: MockClock) -> None:
+    async def lost(inbox: Inbox[Add]) -> None:
+        inbox.ready()
+        async for _letter in inbox:
+            raise StopAsyncIteration
+
+    async with open_runtime() as runtime:
+        ref = await runtime.start("lost", lost)
+        with pytest.raises(ActorCrashed):
+            await ref.ask(Add(1))
+        await trio.sleep(1)
+        assert (ref.health().phase, ref.health().crashes) == (Phase.READY, 1)
 
 
 async def test_batches_end_when_the_actor_is_to_stop() -> None:
