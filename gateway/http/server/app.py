@@ -1,0 +1,200 @@
+"""The Quart application of the node: whole requests in, and every failure out as problem+json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+import structlog
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from quart import Request, Response, request
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+from structlog.typing import FilteringBoundLogger
+from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import MethodNotAllowed as RouteMethodNotAllowed
+
+from gateway import errors
+from gateway.errors import GatewayError
+from gateway.http import problems
+
+REFUSAL = "gateway.refusal"
+"""ASGI extension: the `GatewayError` for which the server stopped reading the body, raised once the route is known."""
+
+_BY_STATUS: dict[int, type[GatewayError]] = {
+    kind.status: kind
+    for kind in (
+        errors.NotAcceptable,
+        errors.RequestTimeout,
+        errors.LengthRequired,
+        errors.ContentTooLarge,
+        errors.UriTooLong,
+        errors.UnsupportedMediaType,
+        errors.ExpectationFailed,
+        errors.HeaderFieldsTooLarge,
+    )
+}
+_PATH_CHARACTERS = "/!$&'()*+,;=:@-._~"  # those of RFC 3986 that a path spells as they are
+
+
+class WholeRequest(TrioASGIHTTPConnection):
+    """One request whose body has arrived before the handler runs.
+
+    quart-trio reads messages beside the handler and cancels it at `http.disconnect`, which hypercorn also says while it
+    finishes an answer, so connections were never recycled and never reaped.  Here nothing listens beside the handler;
+    the server cancels the whole task of a request when its client is gone.
+    """
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Read the body, answer."""
+        incoming = self._create_request_from_scope(send)
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            incoming.body.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        incoming.body.set_complete()
+        await self._send_response(send, await self.app.handle_request(incoming))
+
+
+class GatewayApp(QuartTrio):
+    """Quart without its pages: no static files, no redirects, no HTML errors.
+
+    Args:
+        base_url: public origin of the node, without a slash at the end.
+        body_cap: bytes a request body may have, by path.
+        encoded_prefixes: path prefixes under which percent-encoded spellings are legitimate.
+        log: gets defects of the node; by default structlog's.
+    """
+
+    asgi_http_class = WholeRequest
+
+    def __init__(
+        self,
+        import_name: str = "gateway.http",
+        *,
+        base_url: str,
+        body_cap: Callable[[str], int],
+        encoded_prefixes: Sequence[str] = (),
+        log: FilteringBoundLogger | None = None,
+    ) -> None:
+        super().__init__(import_name, static_folder=None)
+        self.base_url = base_url
+        self.body_cap = body_cap
+        self.encoded_prefixes = tuple(encoded_prefixes)
+        self.log: FilteringBoundLogger = log or structlog.get_logger("gateway.http")
+        self.url_map.merge_slashes = False
+        self.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)  # the server's business
+        self.before_request(self._admit)
+        self.register_error_handler(Exception, self._answer)
+
+    def render(self, error: GatewayError, instance: str) -> problems.Answer:
+        """Render the answer to a failure, for the layers beneath Quart too; it never fails itself."""
+        try:
+            return problems.render(error, base_url=self.base_url, instance=instance)
+        except TypeError as defect:
+            self.log.exception("http.defect", exc_info=defect, problem=error.code)
+            return problems.render(errors.InternalError(), base_url=self.base_url, instance=instance)
+
+    def add_url_rule(self, rule: str, *args: Any, **kwargs: Any) -> None:
+        """Add a route; one that ends in a slash would redirect, so only the root may."""
+        if rule != "/" and rule.endswith("/"):
+            raise ValueError(f"the route {rule} must not end in a slash")
+        super().add_url_rule(rule, *args, **kwargs)
+
+    async def handle_user_exception(self, error: Any, *more: Any) -> Any:
+        """Answer a failure of a handler; groups are answered as the one failure that they amount to."""
+        failure = more[-1] if more else error  # newer Quarts pass their context first
+        if not isinstance(failure, BaseExceptionGroup):
+            return await super().handle_user_exception(error, *more)
+        cancelled, other = failure.split(trio.Cancelled)
+        if cancelled is None:
+            return await self._answer(_worst(failure))
+        if other is not None:
+            self.log.error("http.defect", exc_info=other, method=request.method, path=request.path)
+        raise cancelled
+
+    async def make_default_options_response(self, *_: Any) -> Response:
+        """Answer OPTIONS with the methods of the resource."""
+        adapter = self.create_url_adapter(request)
+        methods = adapter.allowed_methods() if adapter is not None else ()
+        return _options(methods)
+
+    async def _admit(self) -> Response | None:
+        """Refuse what must not reach a handler: unknown resources and methods, retired spellings, refused bodies."""
+        raw_path = request.scope["raw_path"].decode("ascii")
+        if raw_path == "*" and request.method == "OPTIONS":
+            return _options(("GET", "HEAD", "OPTIONS", "POST"))
+        if not self._is_canonical(raw_path):
+            raise errors.NotFound("No resource has this path.")
+        if request.routing_exception is not None:
+            raise request.routing_exception
+        refusal = (request.scope.get("extensions") or {}).get(REFUSAL)
+        if refusal is not None:
+            raise refusal["error"]
+        return None
+
+    def _is_canonical(self, raw_path: str) -> bool:
+        """Whether a path is spelled in the one way that names a resource."""
+        if not raw_path.startswith("/") or "//" in raw_path:
+            return False
+        return (
+            "%" not in raw_path
+            or raw_path.startswith(self.encoded_prefixes)
+            or quote(unquote(raw_path), safe=_PATH_CHARACTERS) == raw_path
+        )
+
+    async def _answer(self, error: Exception) -> HTTPException | tuple[bytes, int, dict[str, str]]:
+        if isinstance(error, HTTPException) and error.response is not None:
+            return error
+        failure = error if isinstance(error, GatewayError) else _known(error)
+        if failure is None:
+            self.log.error("http.defect", exc_info=error, method=request.method, path=request.path)
+            failure = errors.InternalError()
+        status, headers, body = self.render(failure, _instance(request))
+        return body, status, headers
+
+
+def _instance(incoming: Request) -> str:
+    return str(incoming.scope["raw_path"].decode("ascii"))
+
+
+def _options(methods: Iterable[str]) -> Response:
+    response = Response("", status=204)
+    response.headers.clear()  # a 204 has neither type nor length
+    response.headers["Allow"] = ", ".join(sorted(methods))
+    return response
+
+
+def _known(error: BaseException) -> GatewayError | None:
+    """Translate a failure that Quart or werkzeug raised; none if it is a defect."""
+    if not isinstance(error, HTTPException) or error.code is None or error.code >= 500:
+        return None
+    if isinstance(error, RouteMethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        return errors.MethodNotAllowed(f"This resource answers {allowed}.", headers={"Allow": allowed})
+    if error.code == 404:
+        return errors.NotFound("No resource has this path.")
+    return _BY_STATUS.get(error.code, errors.BadRequest)()
+
+
+def _worst(group: BaseExceptionGroup[BaseException]) -> Exception:
+    """Return the failure that speaks for a group: the group itself if any of them is a defect, else the gravest."""
+    leaves = list(_leaves(group))
+    known = [leaf if isinstance(leaf, GatewayError) else _known(leaf) for leaf in leaves]
+    failures = [failure for failure in known if failure is not None]
+    if len(failures) == len(leaves):
+        return max(failures, key=lambda failure: failure.status)
+    return group if isinstance(group, Exception) else RuntimeError(repr(group))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

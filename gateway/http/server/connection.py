@@ -1,0 +1,286 @@
+"""One client connection: a reader with one deadline, a task for the request in hand, and an end that is always reached.
+
+Takes the place of hypercorn's `TCPServer`, which restarts a timer task twice a request, shields its writes from every
+deadline, and takes a client that has finished sending for one that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any
+
+import attrs
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope, WorkerContext
+from hypercorn.utils import parse_socket_addr
+from structlog.typing import FilteringBoundLogger
+
+from gateway import errors
+from gateway.http.server.http11 import Floor, Http11, Phase
+from gateway.http.server.limits import BodyMemory, ServerLimits
+
+_READ = 64 * 1024
+_WRITE = 64 * 1024
+_KEPT = 128 * 1024  # bytes of further requests that are kept while one is answered
+_FRESH_S = 0.2  # age up to which a connection without a request is not closed, since its first may be on its way
+_PROBE_S = 0.25  # between looks at a client that has finished sending
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ABORT = struct.pack("ii", 1, 0)
+_GONE = select.POLLERR | select.POLLHUP
+
+
+@attrs.frozen
+class Shared:
+    """What all connections of a server have in common."""
+
+    app: AppWrapper
+    floor: Floor
+    config: Config
+    context: WorkerContext
+    limits: ServerLimits
+    memory: BodyMemory
+    log: FilteringBoundLogger
+    crowded: Callable[[], bool]
+    """Whether others wait for the place of a connection."""
+
+
+class RequestTasks(TaskGroup):
+    """The tasks of one connection: a task a request, so that context variables of one never reach the next."""
+
+    def __init__(self, nursery: trio.Nursery, log: FilteringBoundLogger) -> None:
+        super().__init__()
+        self._nursery = nursery  # opened by the connection: hypercorn's own way of opening it lets cancellations escape
+        self._log = log
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,  # noqa: ARG002
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Start the application for one request; what is returned puts messages before it."""
+        messages = _Messages()
+        self.spawn(self._run, app, scope, messages.get, send)
+        return messages.put
+
+    async def _run(self, app: AppWrapper, scope: Scope, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send, trio.to_thread.run_sync, trio.from_thread.run)
+        except Exception as error:  # noqa: BLE001  # one request's defect is not the server's
+            self._log.error("http.defect", exc_info=error, path=scope.get("path"))
+        await send(None)
+
+
+class _Messages:
+    """ASGI messages before one application; never more than two."""
+
+    def __init__(self) -> None:
+        self._messages: deque[ASGIReceiveEvent] = deque()
+        self._arrived: trio.Event | None = None
+
+    async def put(self, message: ASGIReceiveEvent) -> None:
+        self._messages.append(message)
+        if self._arrived is not None:
+            self._arrived.set()
+
+    async def get(self) -> ASGIReceiveEvent:
+        while not self._messages:
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        return self._messages.popleft()
+
+
+class Connection:
+    """One accepted connection, from its first byte to its close."""
+
+    def __init__(self, stream: trio.SocketStream, shared: Shared) -> None:
+        self.idle_since = trio.current_time()
+        self._stream = stream
+        self._shared = shared
+        self._limits = shared.limits
+        self._waiting = trio.CancelScope()
+        self._deadline = self.idle_since + shared.limits.header_timeout_s
+        self._phase = Phase.IDLE
+        self._served = False
+        self._ending = False  # no further request is wanted
+        self._input_ended = False
+        self._answered = False  # the last answer is given
+        self._gone = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of a request has arrived since the last answer."""
+        return self._phase is Phase.IDLE
+
+    async def run(self) -> None:
+        """Serve the connection until it is closed; a failure here is logged and stays here."""
+        try:
+            raw = self._stream.socket
+            client, server = (parse_socket_addr(raw.family, name) for name in (raw.getpeername(), raw.getsockname()))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._protocol = Http11(
+                    self._shared.app,
+                    self._shared.config,
+                    self._shared.context,
+                    RequestTasks(nursery, self._shared.log),
+                    (client, server),
+                    self._send,
+                    floor=self._shared.floor,
+                    limits=self._limits,
+                    memory=self._shared.memory,
+                    turn=self._turn,
+                    ending=lambda: self._ending or self._shared.crowded(),
+                )
+                try:
+                    await self._read()
+                finally:
+                    self._protocol.release()
+            if self._answered and not self._gone:
+                await self._linger()
+        except OSError:
+            self._gone = True  # the client left before its address could be read
+        except Exception:  # one connection's defect is not the server's
+            self._gone = True
+            self._shared.log.exception("http.defect")
+        finally:
+            self._close()
+
+    def end(self) -> None:
+        """Close as soon as nothing is in flight: at once when idle, after the answer otherwise."""
+        self._ending = True
+        if self._phase is Phase.IDLE:
+            self._deadline = min(self._deadline, self.idle_since + (0 if self._served else _FRESH_S))
+            self._waiting.deadline = self._deadline
+
+    def _turn(self, phase: Phase) -> None:
+        """Enter a phase, with its deadline."""
+        now = trio.current_time()
+        if phase is Phase.IDLE:
+            self._served = True
+            self.idle_since = now
+            self._deadline = now if self._ending else now + self._limits.keep_alive_s
+        elif phase is Phase.HEAD:
+            self._deadline = now + self._limits.header_timeout_s
+        elif phase is Phase.BODY:
+            self._deadline = now + self._limits.body_timeout_s
+        else:
+            self._deadline = inf
+        woken = self._phase is Phase.BUSY and (phase is not Phase.IDLE or self._input_ended)
+        self._answered = self._answered or phase is Phase.CLOSED
+        self._phase = phase
+        self._waiting.deadline = self._deadline
+        if woken:
+            self._waiting.cancel()  # the reader sleeps, and there is something to do without new bytes
+
+    async def _read(self) -> None:
+        while self._phase is not Phase.CLOSED:
+            data = b""
+            with trio.CancelScope(deadline=self._deadline) as self._waiting:
+                data = await self._receive()
+            if self._waiting.cancelled_caught:
+                if trio.current_time() >= self._deadline:
+                    await self._expire()
+                else:
+                    await self._protocol.advance()
+            elif data:
+                await self._protocol.handle(RawData(data))
+            elif not self._gone and not self._input_ended:
+                self._input_ended = True
+                await self._protocol.end_of_input()
+            if self._gone:
+                self._nursery.cancel_scope.cancel()
+                return
+
+    async def _receive(self) -> bytes:
+        if self._input_ended:
+            await self._watch()
+        if self._phase is Phase.BUSY and self._protocol.kept > _KEPT:
+            await trio.sleep_forever()
+        try:
+            return bytes(await self._stream.receive_some(_READ))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._gone = True
+            return b""
+
+    async def _watch(self) -> None:
+        """Wait beside the application for news of a client that has finished sending.
+
+        It may want its answer or be gone for good, which looks the same until something is sent to it.  Every client
+        must expect a `100 Continue` before the answer (RFC 9110 section 15.2); one that is gone resets.
+        """
+        protocol = self._protocol
+        if self._phase is Phase.BUSY and protocol.wire.their_http_version == b"1.1" and not protocol.answering:
+            try:
+                await self._stream.socket.send(_CONTINUE)
+            except OSError:
+                self._gone = True
+        while not self._gone:
+            await trio.sleep(_PROBE_S)
+            self._gone = bool(self._poll() & _GONE)
+
+    def _poll(self) -> int:
+        poll = select.poll()
+        poll.register(self._stream.socket.fileno(), select.POLLIN)
+        return next((events for _, events in poll.poll(0)), 0)
+
+    async def _expire(self) -> None:
+        """End what took too long; bytes that have just arrived save an idle connection."""
+        if self._phase is Phase.IDLE:
+            if self._poll() & select.POLLIN and not self._input_ended:
+                self._deadline = trio.current_time() + self._limits.header_timeout_s
+            else:
+                self._phase = Phase.CLOSED
+        else:
+            late = "header section" if self._phase is Phase.HEAD else "body"
+            await self._protocol.refuse(errors.RequestTimeout(f"The {late} of the request did not arrive in time."))
+
+    async def _send(self, event: Event) -> None:
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Closed):
+            self._turn(Phase.CLOSED)
+
+    async def _write(self, data: bytes) -> None:
+        whole = True
+        try:
+            for start in range(0, len(data), _WRITE):
+                piece = data if len(data) <= _WRITE else memoryview(data)[start : start + _WRITE]
+                with trio.fail_after(self._limits.write_timeout_s):
+                    whole = False
+                    await self._stream.send_all(piece)
+                    whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            self._nursery.cancel_scope.cancel()
+            await trio.sleep_forever()
+        finally:
+            self._gone = self._gone or not whole
+
+    async def _linger(self) -> None:
+        """Say that nothing more comes, and read on a while: closing over unread bytes would take the answer back."""
+        limit = self._limits.linger_s if self._protocol.unread or not self._ending else _FRESH_S
+        try:
+            await self._stream.send_eof()
+            if self._input_ended:
+                return
+            with trio.move_on_after(limit):
+                while await self._stream.receive_some(_READ):
+                    pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._gone = True
+
+    def _close(self) -> None:
+        if self._gone:
+            with contextlib.suppress(OSError):
+                self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+        self._stream.socket.close()

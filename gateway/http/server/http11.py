@@ -1,0 +1,366 @@
+"""HTTP/1.1 on one connection: hypercorn's protocol and stream, with what they leave open to strangers closed.
+
+Differences from hypercorn's own: the application starts when the body is complete, so no answer overtakes its request;
+every refusal is a problem document; head and body leave in one write; HTTP/2 upgrades and WebSockets are not offered.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+import h11
+from hypercorn.config import Config
+from hypercorn.events import Event, RawData
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
+
+from gateway import errors
+from gateway.errors import GatewayError
+from gateway.http.problems import Answer
+from gateway.http.server.app import REFUSAL
+from gateway.http.server.limits import BodyMemory, ServerLimits
+
+Address = tuple[str, int] | None
+
+_METHODS_HERE = "GET, HEAD, OPTIONS, POST"
+_REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
+_JOINED = 64 * 1024  # a body up to so many bytes is copied behind its head, to leave in one write
+_FREE_CHUNKS = 1024  # chunks a body may have, whatever their size
+_CHUNK_BYTES = 32  # further ones must be so large on average
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    IDLE = auto()  # the first byte of a request
+    HEAD = auto()  # the rest of its header section
+    BODY = auto()  # the rest of its body
+    BUSY = auto()  # the application
+    CLOSED = auto()  # nothing: the last answer is given
+
+
+class Floor(Protocol):
+    """What the protocol needs of the application."""
+
+    body_cap: Callable[[str], int]
+
+    def render(self, error: GatewayError, instance: str) -> Answer:
+        """Render the answer to a failure."""
+        ...
+
+
+class Exchange(HTTPStream):
+    """One request and its answer; the application starts when `dispatch` is called, with the whole body in hand.
+
+    Args:
+        protocol: the connection's protocol.
+        request: head of the request.
+        cap: bytes that its body may have.
+    """
+
+    def __init__(self, protocol: Http11, request: Request, cap: int) -> None:
+        super().__init__(
+            protocol.app,
+            protocol.config,
+            protocol.context,
+            protocol.task_group,
+            protocol.ssl,
+            protocol.client,
+            protocol.server,
+            protocol.stream_send,
+            STREAM_ID,
+        )
+        self.request = request
+        self.cap = cap
+        self.size = 0
+        self._refuse = protocol.refuse
+        self._pieces: list[bytes] = []
+        self._chunks = 0
+
+    def collect(self, data: bytes, *, chunk: bool) -> GatewayError | None:
+        """Take a piece of the body; an error if the body may not go on."""
+        self._pieces.append(data)
+        self.size += len(data)
+        self._chunks += chunk
+        if self.size > self.cap:
+            return _over(self.cap)
+        if self._chunks > _FREE_CHUNKS + self.size // _CHUNK_BYTES:
+            return errors.BadRequest("The body comes in too many small chunks.")
+        return None
+
+    async def dispatch(self, refusal: GatewayError | None = None) -> None:
+        """Start the application: with the whole body, or with the reason why there will be none."""
+        await super().handle(self.request)
+        body = b"".join(self._pieces) if refusal is None else b""
+        self._pieces.clear()
+        if refusal is not None:
+            self.scope["extensions"][REFUSAL] = {"error": refusal}
+        await self.app_put({"type": "http.request", "body": body, "more_body": False})
+
+    async def handle(self, event: StreamEvent) -> None:
+        """Take the end of the stream; the application is told by what `receive` gives once it has answered."""
+        if isinstance(event, StreamClosed) and not self.closed:
+            self.closed = True
+            await self.app_put({"type": "http.disconnect"})
+
+    async def _send_error_response(self, status_code: int) -> None:  # noqa: ARG002
+        """Answer for an application that ended without one."""
+        self.state = ASGIHTTPState.CLOSED
+        await self._refuse(errors.InternalError())
+
+
+class Http11(H11Protocol):
+    """The protocol of one connection: bytes in by `handle` and `end_of_input`, bytes out by `send`, phases by `turn`.
+
+    `ending` says whether the connection is to be closed after the answer in hand.
+
+    The reader of the connection calls it, and the task of the request in hand; never both at one time, since bytes are
+    only kept while the application runs (`Phase.BUSY`).
+    """
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        task_group: TaskGroup,
+        addresses: tuple[Address, Address],
+        send: Callable[[Event], Awaitable[None]],
+        *,
+        floor: Floor,
+        limits: ServerLimits,
+        memory: BodyMemory,
+        turn: Callable[[Phase], None],
+        ending: Callable[[], bool],
+    ) -> None:
+        client, server = addresses
+        super().__init__(app, config, context, task_group, ConnectionState({}), False, client, server, send)  # noqa: FBT003
+        self.wire = self.connection = h11.Connection(h11.SERVER, limits.header_bytes)
+        self.exchange: Exchange | None = None
+        self.phase = Phase.IDLE
+        self.unread = False
+        self._floor = floor
+        self._limits = limits
+        self._memory = memory
+        self._reserved = 0
+        self._turn = turn
+        self._ending = ending
+        self._head = b""  # of an answer, until its first body bytes
+
+    @property
+    def answering(self) -> bool:
+        """Whether bytes of an answer may be under way."""
+        return bool(self._head) or self.wire.our_state is not h11.SEND_RESPONSE
+
+    @property
+    def kept(self) -> int:
+        """Bytes received and not yet understood."""
+        return len(self.wire.trailing_data[0])
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes from the client."""
+        if isinstance(event, RawData):
+            data = event.data
+            if self.phase in {Phase.IDLE, Phase.BUSY} and not self.kept:
+                data = data.lstrip(b"\r\n")  # empty lines before a request are ignored (RFC 9112 section 2.2)
+            if not data:
+                return
+            self.wire.receive_data(data)
+            if self.phase is Phase.IDLE:
+                self._go(Phase.HEAD)
+            await self.advance()
+
+    async def end_of_input(self) -> None:
+        """Take the end of what the client sends."""
+        self.wire.receive_data(b"")
+        await self.advance()
+
+    async def advance(self) -> None:
+        """Understand what was received, as far as it goes."""
+        while self.phase not in {Phase.BUSY, Phase.CLOSED}:
+            try:
+                event = self.wire.next_event()
+            except h11.RemoteProtocolError as error:
+                await self.refuse(_malformed(error, self._limits))
+                return
+            if isinstance(event, h11.Request):
+                await self._begin(event)
+            elif isinstance(event, h11.Data):
+                await self._collect(event)
+            elif isinstance(event, h11.EndOfMessage):
+                await self._dispatch()
+            elif isinstance(event, h11.ConnectionClosed):
+                self._go(Phase.CLOSED)
+            else:
+                return
+
+    async def refuse(self, error: GatewayError) -> None:
+        """Answer with a problem document and close."""
+        instance = "" if self.exchange is None else self.exchange.request.raw_path.partition(b"?")[0].decode("ascii")
+        status, headers, body = self._floor.render(error, instance)
+        head = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        head.append((b"content-length", str(len(body)).encode()))
+        self.unread = True
+        if self.wire.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            answer = self.wire.send(self._response(status, head, last=True))
+            answer += self.wire.send(h11.Data(data=body)) + self.wire.send(h11.EndOfMessage())
+            await self.send(RawData(answer))
+        self.exchange = None
+        self.release()
+        self._go(Phase.CLOSED)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send what the application answers; the head waits for the first bytes of the body."""
+        if isinstance(event, Response):
+            self._head = self.wire.send(self._response(event.status_code, event.headers, last=self._is_last()))
+        elif isinstance(event, Body):
+            await self._write(self.wire.send(h11.Data(data=event.data)))
+        elif isinstance(event, EndBody):
+            await self._write(self.wire.send(h11.EndOfMessage()))
+        elif isinstance(event, StreamClosed):
+            await self._maybe_recycle()
+
+    async def _write(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        if head and len(data) > _JOINED:
+            await self.send(RawData(head))
+            await self.send(RawData(data))
+        elif head or data:
+            await self.send(RawData(head + data))
+
+    async def _maybe_recycle(self) -> None:
+        """Turn to the next request, or close."""
+        self.release()
+        if self.exchange is not None:
+            await self.exchange.handle(StreamClosed(STREAM_ID))
+            self.exchange = None
+        both = {self.wire.our_state, self.wire.their_state}
+        if both == {h11.DONE} and not self._is_last():
+            self.wire.start_next_cycle()
+            self._go(Phase.HEAD if self.kept else Phase.IDLE)
+        else:
+            self.unread = self.unread or self.wire.their_state is h11.SEND_BODY
+            self._go(Phase.CLOSED)
+
+    async def _begin(self, request: h11.Request) -> None:
+        error = next(_objections(request, self._limits), None)
+        target = _path(request.target)
+        head = Request(
+            stream_id=STREAM_ID,
+            headers=list(request.headers),
+            http_version=request.http_version.decode(),
+            method=request.method.decode("ascii"),
+            raw_path=target,
+            state=self.connection_state,
+        )
+        path = target.partition(b"?")[0].decode("ascii")
+        cap = self._floor.body_cap(path) if error is None else 0
+        self.exchange = Exchange(self, head, cap)
+        self.keep_alive_requests += 1
+        self._go(Phase.BODY)
+        if error is not None:
+            await self.refuse(error)
+        elif _declared(request) > cap:
+            await self._dispatch(_over(cap))
+        elif self.wire.they_are_waiting_for_100_continue:
+            await self.send(RawData(self.wire.send(h11.InformationalResponse(status_code=100, headers=[]))))
+
+    async def _collect(self, data: h11.Data) -> None:
+        if self.exchange is None:
+            return
+        error = self.exchange.collect(bytes(data.data), chunk=data.chunk_start)
+        if error is None and not self._reserve(self.exchange.size):
+            error = errors.CapacityExhausted("The node holds too many request bodies at the moment.", retry_after=1)
+        if error is not None:
+            await self._dispatch(error)
+
+    async def _dispatch(self, refusal: GatewayError | None = None) -> None:
+        if self.exchange is None:
+            return
+        self.unread = refusal is not None
+        self._go(Phase.BUSY)
+        await self.exchange.dispatch(refusal)
+
+    def _reserve(self, size: int) -> bool:
+        more = size - self._reserved
+        if more > 0:
+            if not self._memory.take(more):
+                return False
+            self._reserved = size
+        return True
+
+    def release(self) -> None:
+        """Give back the memory of a body that is no longer held."""
+        self._memory.give_back(self._reserved)
+        self._reserved = 0
+
+    def _is_last(self) -> bool:
+        return self.unread or self._ending() or self.keep_alive_requests >= self._limits.requests_per_connection
+
+    def _response(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, last: bool) -> h11.Response:
+        full = [*headers, *self.config.response_headers("h11")]
+        if last:
+            full = [(name, value) for name, value in full if name.lower() != b"connection"]
+            full.append((b"connection", b"close"))
+        return h11.Response(status_code=status, headers=full, reason=_REASONS.get(status, b""))
+
+    def _go(self, phase: Phase) -> None:
+        self.phase = phase
+        self._turn(phase)
+
+
+def _over(cap: int) -> GatewayError:
+    return errors.ContentTooLarge(f"This resource takes request bodies of at most {cap} bytes.")
+
+
+def _malformed(error: h11.RemoteProtocolError, limits: ServerLimits) -> GatewayError:
+    if error.error_status_hint == 431:
+        return errors.HeaderFieldsTooLarge(f"Request line and headers are limited to {limits.header_bytes} bytes.")
+    if error.error_status_hint == 501:
+        return errors.LengthRequired("The only transfer coding that this node reads is chunked.")
+    return errors.BadRequest("What was received is not a well-formed HTTP/1.1 request.")
+
+
+def _objections(request: h11.Request, limits: ServerLimits) -> Iterator[GatewayError]:
+    """Yield why a well-formed head cannot be served."""
+    names = [name for name, _ in request.headers]
+    size = (
+        len(request.method)
+        + len(request.target)
+        + 12
+        + sum(len(name) + len(value) + 4 for name, value in request.headers)
+    )
+    if request.http_version not in {b"1.0", b"1.1"}:
+        yield errors.BadRequest("This node speaks HTTP/1.1.")
+    if len(request.target) > limits.target_bytes:
+        yield errors.UriTooLong(f"Request targets are limited to {limits.target_bytes} bytes.")
+    if size > limits.header_bytes:
+        yield errors.HeaderFieldsTooLarge(f"Request line and headers are limited to {limits.header_bytes} bytes.")
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        yield errors.BadRequest("The request declares the length of its body in two ways.")
+    if not request.method.isalpha() or not request.method.isupper() or request.method == b"CONNECT":
+        yield errors.MethodNotAllowed(f"This node answers {_METHODS_HERE}.", headers={"Allow": _METHODS_HERE})
+    if not _path(request.target).startswith(b"/") and (request.target, request.method) != (b"*", b"OPTIONS"):
+        yield errors.BadRequest("The request target is neither a path nor a URL.")
+    expectations = [value.lower() for name, value in request.headers if name == b"expect"]
+    if expectations and expectations != [b"100-continue"]:
+        yield errors.ExpectationFailed("The only expectation that this node meets is 100-continue.")
+
+
+def _path(target: bytes) -> bytes:
+    """Return path and query of a request target in origin form or absolute form (RFC 9112 section 3.2)."""
+    scheme, found, rest = target.partition(b"://")
+    if target.startswith(b"/") or not found or scheme.lower() not in {b"http", b"https"}:
+        return target
+    _, slash, path = rest.partition(b"/")
+    return slash + path if slash else b"/"
+
+
+def _declared(request: h11.Request) -> int:
+    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)
