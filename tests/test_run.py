@@ -1,0 +1,123 @@
+"""The `run` script under a plain POSIX shell, in a folder with a space, around stand-ins for Python and the command."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHELL = shutil.which("dash") or "/bin/sh"
+PYTHON = """#!/bin/sh
+case "$1" in
+-VV) echo "Python 3.11.0" ;;
+-m) echo "$*" >>"$(dirname "$0")/calls" ;;
+esac
+"""
+COMMAND = """#!/bin/sh
+for argument in "$@"; do echo "[$argument]"; done
+pwd
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    root = tmp_path / "a clone"
+    tools = root / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (root / "requirements").mkdir()
+    shutil.copy(ROOT / "run", root / "run")
+    (root / "pyproject.toml").write_text("[project]\n")
+    (root / "requirements" / "world.txt").write_text("one==1\n")
+    for name, text in (("python", PYTHON), ("gateway", COMMAND)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    return root
+
+
+def run(
+    clone: Path, *arguments: str, cwd: Path | None = None, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = None if path is None else {"PATH": path}
+    return subprocess.run(
+        [SHELL, str(clone / "run"), *arguments],
+        cwd=cwd or clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def installs(clone: Path) -> int:
+    calls = clone / ".venv" / "bin" / "calls"
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def test_it_is_plain_posix_shell() -> None:
+    assert subprocess.run([SHELL, "-n", str(ROOT / "run")], check=False).returncode == 0
+    assert (ROOT / "run").stat().st_mode & 0o111
+    assert "[[" not in (ROOT / "run").read_text()
+
+
+def test_it_hands_its_arguments_over_unharmed_and_stays_where_it_was_called(clone: Path, tmp_path: Path) -> None:
+    done = run(clone, "quote", "two words", "", "*", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[quote]", "[two words]", "[]", "[*]", str(tmp_path)]
+
+
+def test_without_arguments_it_asks_for_help(clone: Path) -> None:
+    assert run(clone).stdout.splitlines()[0] == "[--help]"
+
+
+def test_it_installs_once(clone: Path) -> None:
+    run(clone)
+    assert installs(clone) == 2
+    assert run(clone).stderr == ""
+    assert installs(clone) == 2
+
+
+@pytest.mark.parametrize("changed", ["requirements/world.txt", "pyproject.toml"])
+def test_it_installs_again_when_what_is_locked_has_changed(clone: Path, changed: str) -> None:
+    run(clone)
+    (clone / changed).write_text("two==2\n")
+    run(clone)
+    assert installs(clone) == 4
+
+
+def test_it_installs_again_where_it_has_been_moved_to(clone: Path) -> None:
+    run(clone)
+    moved = clone.rename(clone.with_name("elsewhere"))
+    run(moved)
+    assert installs(moved) == 4
+
+
+def test_a_failing_installation_is_told_and_tried_again(clone: Path) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.replace("-m)", '-m) echo "no such hash"; exit 1 ;;\n-x)'))
+    done = run(clone)
+    assert done.returncode == 1
+    assert "no such hash" in done.stderr
+    python.write_text(PYTHON)
+    assert run(clone).returncode == 0
+
+
+def test_no_python_is_said_clearly(clone: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("dirname", "sha256sum", "cut", "cat", "mkdir", "flock"):
+        found = shutil.which(tool)
+        assert found is not None
+        (bare / tool).symlink_to(found)
+    (clone / ".venv" / "bin" / "python").unlink()
+    done = run(clone, path=str(bare))
+    assert done.returncode == 1
+    assert done.stderr == "run: Python 3.11 or newer is needed and was not found (apt-get install python3)\n"
+
+
+def test_continuous_integration_runs_the_tests_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["set -eu", 'cd -- "$(dirname -- "$0")/.."', "exec ./run test"]
