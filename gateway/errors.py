@@ -253,6 +253,16 @@ SettlementFailed = _refused(
 )
 
 
+# -- 401: the operator's own listener ---------------------------------------------------------------------------------
+
+
+class Unauthorized(GatewayError):
+    """The operator's listener was asked without its bearer token."""
+
+    code, status, title = "unauthorized", 401, "The operator's token is required"
+    next = "Send the content of the node's operator token file as `Authorization: Bearer TOKEN`."
+
+
 # -- 404, 405, 408, 413, 415, 431: transport ---------------------------------------------------------------------------
 
 
