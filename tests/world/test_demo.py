@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -51,7 +52,9 @@ sys.exit(trio.run(partial(demo, options, node_command=(sys.executable, *sys.argv
 @contextmanager
 def demo_of(ready: Path, *node: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the demo in a process of its own around a stand-in node: what is shown here is the life of its parts."""
-    process = subprocess.Popen([sys.executable, "-c", DEMO, str(ready), *node], stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", DEMO, str(ready), *node]
+    environment = os.environ | {"TMPDIR": str(ready.parent)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
     try:
         yield process
     finally:
@@ -121,7 +124,8 @@ def test_a_node_that_does_not_start_fails_the_demo_with_its_last_words(tmp_path:
         assert process.wait(60) == 1
 
 
-def test_a_port_that_is_taken_fails_the_demo(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     report, told = silent()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -129,6 +133,7 @@ def test_a_port_that_is_taken_fails_the_demo(tmp_path: Path) -> None:
         options = DemoOptions(agent=False, port=taken.getsockname()[1])
         assert trio.run(partial(demo, options, report=report)) == 1
     assert "cannot have port" in told.getvalue()
+    assert list(tmp_path.iterdir())
 
 
 def test_an_agent_buys_and_all_of_it_adds_up() -> None:
