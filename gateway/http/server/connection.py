@@ -256,15 +256,19 @@ class Connection:
         try:
             for start in range(0, len(data), _WRITE):
                 piece = data if len(data) <= _WRITE else memoryview(data)[start : start + _WRITE]
-                with trio.fail_after(self._limits.write_timeout_s):
+                with trio.move_on_after(self._limits.write_timeout_s):
                     whole = False
                     await self._stream.send_all(piece)
                     whole = True
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            self._nursery.cancel_scope.cancel()
-            await trio.sleep_forever()
+                if not whole:
+                    break
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client is gone
         finally:
             self._gone = self._gone or not whole
+        if not whole:
+            self._nursery.cancel_scope.cancel()
+            await trio.sleep_forever()
 
     async def _linger(self) -> None:
         """Say that nothing more comes, and read on a while: closing over unread bytes would take the answer back."""

@@ -7,6 +7,7 @@ every refusal is a problem document; head and body leave in one write; HTTP/2 up
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Protocol
@@ -28,6 +29,9 @@ from gateway.http.server.limits import BodyMemory, ServerLimits
 
 Address = tuple[str, int] | None
 
+_HOST = re.compile(  # RFC 9110 section 7.2
+    rb"(?:(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\])?(?::[0-9]{0,5})?"
+)
 _METHODS_HERE = "GET, HEAD, OPTIONS, POST"
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _JOINED = 64 * 1024  # a body up to so many bytes is copied behind its head, to leave in one write
@@ -80,12 +84,12 @@ class Exchange(HTTPStream):
         self.cap = cap
         self.size = 0
         self._refuse = protocol.refuse
-        self._pieces: list[bytes] = []
+        self._body = bytearray()
         self._chunks = 0
 
     def collect(self, data: bytes, *, chunk: bool) -> GatewayError | None:
         """Take a piece of the body; an error if the body may not go on."""
-        self._pieces.append(data)
+        self._body += data
         self.size += len(data)
         self._chunks += chunk
         if self.size > self.cap:
@@ -97,8 +101,8 @@ class Exchange(HTTPStream):
     async def dispatch(self, refusal: GatewayError | None = None) -> None:
         """Start the application: with the whole body, or with the reason why there will be none."""
         await super().handle(self.request)
-        body = b"".join(self._pieces) if refusal is None else b""
-        self._pieces.clear()
+        body = bytes(self._body) if refusal is None else b""
+        self._body.clear()
         if refusal is not None:
             self.scope["extensions"][REFUSAL] = {"error": refusal}
         await self.app_put({"type": "http.request", "body": body, "more_body": False})
@@ -209,8 +213,9 @@ class Http11(H11Protocol):
         self.unread = True
         if self.wire.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             answer = self.wire.send(self._response(status, head, last=True))
-            answer += self.wire.send(h11.Data(data=body)) + self.wire.send(h11.EndOfMessage())
-            await self.send(RawData(answer))
+            if self.exchange is None or self.exchange.request.method != "HEAD":
+                answer += self.wire.send(h11.Data(data=body))
+            await self.send(RawData(answer + self.wire.send(h11.EndOfMessage())))
         self.exchange = None
         self.release()
         self._go(Phase.CLOSED)
@@ -342,6 +347,8 @@ def _objections(request: h11.Request, limits: ServerLimits) -> Iterator[GatewayE
         yield errors.UriTooLong(f"Request targets are limited to {limits.target_bytes} bytes.")
     if size > limits.header_bytes:
         yield errors.HeaderFieldsTooLarge(f"Request line and headers are limited to {limits.header_bytes} bytes.")
+    if not all(_HOST.fullmatch(value) and len(value) <= 255 for name, value in request.headers if name == b"host"):
+        yield errors.BadRequest("The Host header names no host.")
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         yield errors.BadRequest("The request declares the length of its body in two ways.")
     if not request.method.isalpha() or not request.method.isupper() or request.method == b"CONNECT":

@@ -23,7 +23,8 @@ class ServerLimits:
         write_timeout_s: for each 64 KiB of an answer to be taken by the client.
         drain_s: how long requests in flight may go on after `stop`; at least the longest operation.
         linger_s: how long a closed connection is still read, so that the client gets to see the last answer.
-        max_connections: open connections; further ones wait in the backlog.
+        max_connections: open connections, at most half of the descriptors the process may have; further ones make an
+            idle one give way, or wait in the backlog.
         body_memory_bytes: request bodies held at one time, all connections together; over it 503.
         requests_per_connection: after so many the connection is closed, which lets a load balancer balance again.
         backlog: connections the kernel holds until they are accepted.

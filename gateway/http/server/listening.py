@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 from collections.abc import Sequence
 
@@ -18,8 +19,8 @@ from gateway.http.server.app import GatewayApp
 from gateway.http.server.connection import Connection, Shared
 from gateway.http.server.limits import BodyMemory, ServerLimits
 
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_EXHAUSTED_PAUSE_S = 0.1
+_UNUSABLE = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}  # a listener that will never accept again
+_PAUSE_S = 0.1  # after an accept that failed, for want of descriptors or memory
 
 
 def bind(address: str) -> socket.socket:
@@ -82,6 +83,8 @@ class _Server:
         config.h11_max_incomplete_size = limits.header_bytes
         context = WorkerContext(None)
         memory = BodyMemory(limits.body_memory_bytes)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._bound = min(limits.max_connections, max(1, descriptors // 2))
         self._connections: dict[Connection, None] = {}
         self._queue = trio.lowlevel.ParkingLot()  # of listeners with a connection to accept and no room for it
         bare = wrap_app(app, 0, "asgi")
@@ -110,16 +113,20 @@ class _Server:
             nursery.cancel_scope.deadline = trio.current_time() + self.shared.limits.drain_s
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        failing = False
         while True:
             await trio.lowlevel.wait_readable(listener)
             await self._room()
             try:
                 self._accept_one(listener, nursery)
+                failing = False
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
+                if error.errno in _UNUSABLE:
                     raise
-                self.shared.log.warning("http.accept_failed", error=error.strerror)
-                await trio.sleep(_EXHAUSTED_PAUSE_S)
+                if not failing:  # once for each time of want
+                    self.shared.log.warning("http.accept_failed", error=error.strerror)
+                failing = True
+                await trio.sleep(_PAUSE_S)
 
     def _accept_one(self, listener: socket.socket, nursery: trio.Nursery) -> bool:
         """Accept a connection that waits; false if none does."""
@@ -144,7 +151,7 @@ class _Server:
 
     async def _room(self) -> None:
         """Wait until one more connection is within the bound: the one that has idled longest makes room for it."""
-        while len(self._connections) >= self.shared.limits.max_connections:
+        while len(self._connections) >= self._bound:
             idle = [connection for connection in self._connections if connection.idle]
             if idle:
                 min(idle, key=lambda connection: connection.idle_since).end()

@@ -244,6 +244,17 @@ async def test_a_failure_after_the_handler_is_a_problem(app: GatewayApp, capture
     assert problem(answer, await answer.get_json(force=True)) == (500, "internal_error")
 
 
+async def test_a_failure_of_the_framework_itself_is_a_problem(
+    app: GatewayApp, capture: LogCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(app, "preprocess_request", fail)
+    answer = await app.test_client().post("/v1/search")
+    assert problem(answer, await answer.get_json(force=True)) == (500, "internal_error")
+
+
 async def test_an_extension_member_that_is_no_json_is_a_defect_not_a_silence(
     app: GatewayApp, capture: LogCapture
 ) -> None:

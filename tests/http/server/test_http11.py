@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,6 +124,104 @@ async def test_a_request_cut_off_in_its_body_never_reaches_the_handler(start: St
     await client.stream.send_eof()
     assert (await client.answer()).code == "bad_request"
     assert node.doings.entered == 0
+
+
+@pytest.mark.parametrize(
+    "host", ["", "t", "T.example.", "a-b.c_d:8402", "127.0.0.1:1", "[::1]", "[::1]:80", "t:", "xn--caf-dma.example"]
+)
+async def test_a_host_is_a_name_or_an_address_with_or_without_port(start: Start, host: str) -> None:
+    node = await start()
+    client = await node.connect()
+    await client.send(b"GET /hello HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode())
+    assert (await client.answer()).json == {"hello": "world"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "a b",
+        "<x>",
+        "t:999999",
+        "[::1",
+        "[::1]:x",
+        "t,u",
+        "é",
+        "t/u",
+        "a" * 64,
+        "a." * 200,
+        "@",
+        "%00",
+        ".",
+        "a..b",
+        "u@t",
+    ],
+)
+async def test_an_odd_host_is_refused(start: Start, host: str) -> None:
+    node = await start()
+    client = await node.connect()
+    await client.send(b"GET /hello HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode())
+    assert (await client.answer()).code == "bad_request"
+    assert node.log == []
+
+
+async def test_an_application_that_fails_beneath_its_own_handlers_is_a_problem(
+    start: Start, app: GatewayApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(app, "handle_request", fail)
+    node = await start()
+    client = await node.connect()
+    answer = await client.get("/hello")
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert answer.json["instance"] == "/hello"
+    assert [entry["event"] for entry in node.log] == ["http.defect"]
+    assert await client.is_closed()
+
+
+async def test_a_refused_head_request_is_answered_without_a_body(start: Start) -> None:
+    node = await start()
+    client = await node.connect()
+    await client.send(b"HEAD /hello HTTP/1.1\r\nHost: t\r\nExpect: a-miracle\r\n\r\n")
+    answer = await client.answer("HEAD")
+    assert (answer.status, answer.body) == (417, b"")
+    assert await client.is_closed()
+    assert node.log == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_noise_in_requests_never_becomes_a_defect(start: Start, seed: int) -> None:
+    chance = random.Random(seed)
+    samples = [
+        HELLO,
+        b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n" + b"x" * 9,
+        b"POST /upload HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"x" * 20) + chunk(b""),
+        b"POST /echo HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nCookie: a=b\r\nContent-Length: 1\r\n\r\nx",
+        b"OPTIONS * HTTP/1.1\r\nHost: t\r\nConnection: keep-alive, upgrade\r\nUpgrade: h2c\r\n\r\n",
+    ]
+    node = await start()
+    for _ in range(60):
+        data = bytearray(b"".join(chance.choices(samples, k=chance.randint(1, 4))))
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(data))
+            match chance.randrange(4):
+                case 0:
+                    data[at] = chance.randrange(256)
+                case 1:
+                    del data[at : at + chance.randint(1, 10)]
+                case 2:
+                    data[at:at] = chance.randbytes(chance.randint(1, 10))
+                case _:
+                    data[at:at] = chance.choice([b"\r\n", b"\n", b" ", b":", b"%", b"\x00", b"//", b"0", b","])
+        client = await node.connect()
+        await client.send(bytes(data))
+        await client.stream.send_eof()
+        with contextlib.suppress(trio.BrokenResourceError):
+            received = await client.rest()
+            assert received == b"" or received.startswith(b"HTTP/1.1 ")
+    assert await node.is_healthy()
+    assert node.log == []
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
