@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import orjson
+from hypercorn.typing import HTTPScope
 from quart import Response, request
 
 from gateway import __version__, errors
@@ -18,7 +19,7 @@ from gateway.http import problems
 from gateway.http.operation_view import view
 from gateway.http.pipeline import Incoming, Node, Pipeline
 from gateway.http.request_headers import Headers, idempotency_key
-from gateway.http.server import GatewayApp
+from gateway.http.server import GatewayApp, Serve
 from gateway.registry.operation import Operation
 
 OPERATION_ID = re.compile(r"op_[0-9A-HJKMNP-TV-Z]{26}\Z")
@@ -51,33 +52,27 @@ def build_app(
 
     app = GatewayApp(base_url=base_url, body_cap=body_cap, encoded_prefixes=("/v1/models/",))
     for operation in table.values():
-        app.add_url_rule(
-            operation.path, endpoint=operation.id, view_func=_handler(Pipeline.of(operation, node)), methods=["POST"]
-        )
+        app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)
     _add_documents(app, base_url, key_set)
     _add_health(app, readiness)
     return app
 
 
-def _handler(pipeline: Pipeline) -> Callable[[], Any]:
-    async def handle() -> Response:
-        content = await request.get_data(as_text=False)
-        if isinstance(content, str):
-            raise TypeError("the body is read as bytes")
-        incoming = Incoming(_headers(), content, _peer())
-        answer = await pipeline.call(incoming)
-        return Response(answer.body, status=200, headers=dict(answer.headers))
+def _serve(pipeline: Pipeline) -> Serve:
+    async def serve(scope: HTTPScope, body: bytes) -> problems.Answer:
+        answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
+        return 200, dict(answer.headers), answer.body
 
-    return handle
+    return serve
 
 
-def _headers() -> Headers:
-    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.scope["headers"]]
+def _headers(scope: Any) -> Headers:
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
-def _peer() -> str:
-    client = request.scope.get("client")
+def _peer(scope: Any) -> str:
+    client = scope.get("client")
     return str(client[0]) if client else "0.0.0.0"  # noqa: S104 - a caller without an address, not a bind
 
 
@@ -90,9 +85,9 @@ def _add_lookups(app: GatewayApp, node: Node) -> None:
     async def show_operation(operation_id: str) -> Response:
         if not OPERATION_ID.match(operation_id):
             raise errors.OperationNotFound
-        headers = _headers()
+        headers = _headers(request.scope)
         key = idempotency_key(headers, required=False)
-        names = node.naming.names(key, node.callers.network(_peer(), headers)) if key else ()
+        names = node.naming.names(key, node.callers.network(_peer(request.scope), headers)) if key else ()
         try:
             shown = await node.idempotency.ask(keys.Show(operation_id, names), within=10)
         except ActorError as error:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
 import structlog
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+    HTTPScope,
+)
 from quart import Request, Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
@@ -39,6 +45,10 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
 _PATH_CHARACTERS = "/!$&'()*+,;=:@-._~"  # those of RFC 3986 that a path spells as they are
 
 
+Serve = Callable[[HTTPScope, bytes], Awaitable[problems.Answer]]
+"""Answers a POST of an operation from its ASGI scope and its whole body, or raises the `GatewayError` to answer with."""
+
+
 class WholeRequest(TrioASGIHTTPConnection):
     """One request whose body has arrived before the handler runs.
 
@@ -47,8 +57,14 @@ class WholeRequest(TrioASGIHTTPConnection):
     the server cancels the whole task of a request when its client is gone.
     """
 
+    app: GatewayApp
+
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Read the body, answer."""
+        serve = self.app.operations.get(self.scope["raw_path"]) if self.scope["method"] == "POST" else None
+        if serve is not None:
+            await self._serve_operation(serve, receive, send)
+            return
         incoming = self._create_request_from_scope(send)
         more = True
         while more:
@@ -59,6 +75,21 @@ class WholeRequest(TrioASGIHTTPConnection):
             more = message.get("more_body", False)
         incoming.body.set_complete()
         await self._send_response(send, await self.app.handle_request(incoming))
+
+    async def _serve_operation(self, serve: Serve, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer an operation without Quart's request, response and contexts, which cost more than the operation."""
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        status, headers, content = await self.app.answer_operation(serve, self.scope, bytes(body))
+        lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        lines.append((b"content-length", str(len(content)).encode()))
+        await send(HTTPResponseStartEvent(type="http.response.start", status=status, headers=lines))
+        await send(HTTPResponseBodyEvent(type="http.response.body", body=content, more_body=False))
 
 
 class GatewayApp(QuartTrio):
@@ -87,6 +118,7 @@ class GatewayApp(QuartTrio):
         self.body_cap = body_cap
         self.encoded_prefixes = tuple(encoded_prefixes)
         self.log: FilteringBoundLogger = log or structlog.get_logger("gateway.http")
+        self.operations: dict[bytes, Serve] = {}
         self.url_map.merge_slashes = False
         self.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)  # the server's business
         self.before_request(self._admit)
@@ -105,6 +137,29 @@ class GatewayApp(QuartTrio):
         if rule != "/" and rule.endswith("/"):
             raise ValueError(f"the route {rule} must not end in a slash")
         super().add_url_rule(rule, *args, **kwargs)
+
+    def add_operation(self, path: str, serve: Serve) -> None:
+        """Let `serve` answer POST on `path`; every other method of it is answered by Quart's routing."""
+
+        async def passed_by() -> Response:
+            raise errors.InternalError
+
+        self.add_url_rule(path, endpoint=path, view_func=passed_by, methods=["POST"])
+        self.operations[path.encode("ascii")] = serve
+
+    async def answer_operation(self, serve: Serve, scope: HTTPScope, body: bytes) -> problems.Answer:
+        """Return the answer of an operation, its failure rendered; a defect is logged and answered as one."""
+        path = scope["raw_path"].decode("ascii")
+        try:
+            refusal: Any = (scope.get("extensions") or {}).get(REFUSAL)
+            if refusal is not None:
+                raise refusal["error"]
+            return await serve(scope, body)
+        except GatewayError as failure:
+            return self.render(failure, path)
+        except Exception as defect:
+            self.log.exception("http.defect", exc_info=defect, method="POST", path=path)
+            return self.render(errors.InternalError(), path)
 
     async def handle_user_exception(self, error: Any, *more: Any) -> Any:
         """Answer a failure of a handler; groups are answered as the one failure that they amount to."""
