@@ -49,7 +49,7 @@ class StoreUncertain(StoreUnavailable):
     """The outcome of a step is unknown: it may have been stored, and only a later read can tell."""
 
 
-class StoreRefused(Exception):  # noqa: N818 - it refuses, nothing failed
+class StoreRefused(Exception):
     """A store that must not be served from: says where, what is wrong and what to do about it."""
 
     def __init__(self, where: object, what: str, remedy: str) -> None:
@@ -59,7 +59,7 @@ class StoreRefused(Exception):  # noqa: N818 - it refuses, nothing failed
         super().__init__(f"{self.where}: {what}. {remedy}")
 
 
-class Conflict(Exception):  # noqa: N818 - losing a race is no error
+class Conflict(Exception):
     """A statement found another number of rows than the step demands; nothing of the step was stored.
 
     Attributes:
@@ -75,7 +75,7 @@ class Conflict(Exception):  # noqa: N818 - losing a race is no error
         super().__init__(f"statement {index} found {found} rows, not {wanted}")
 
 
-class StatementFailed(Exception):  # noqa: N818 - reads as what happened
+class StatementFailed(Exception):
     """The database rejected a statement (syntax, a constraint, a missing parameter); nothing of the step was stored.
 
     Attributes:

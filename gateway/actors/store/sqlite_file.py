@@ -66,7 +66,7 @@ def reason_of(error: sqlite3.Error | sqlite3.Warning) -> Reason | None:
     return None if code is None else _REASONS.get(code & 0xFF)
 
 
-class FileUnusable(Exception):  # noqa: N818 - a state, carried by its failure
+class FileUnusable(Exception):
     """The file cannot be used now."""
 
     def __init__(self, failure: Failure) -> None:

@@ -22,7 +22,7 @@ _CONNECTION_SURVIVES = frozenset({Reason.DISK_FULL, Reason.LOCKED})
 _NEVER_COMMITTED = frozenset({Reason.DISK_FULL, Reason.LOCKED, Reason.READ_ONLY})
 
 
-class _GroupLost(Exception):  # noqa: N818 - private to the group
+class _GroupLost(Exception):
     """The transaction is gone.  `result` is for each of its steps; `apart` when they may fare better on their own."""
 
     def __init__(self, result: Failure | StatementFailed, *, apart: bool) -> None:

@@ -76,11 +76,11 @@ class TestPending:
         assert list(schema.pending(ours("a"), theirs("a"), "db")) == []
 
     def test_a_newer_schema_is_refused(self) -> None:
-        with pytest.raises(StoreRefused, match="db: its schema is version 2 and this release knows 1.*newer release"):
+        with pytest.raises(StoreRefused, match=r"db: its schema is version 2 and this release knows 1.*newer release"):
             schema.pending(ours("a"), theirs("a", "b"), "db")
 
     def test_a_changed_migration_is_refused(self) -> None:
-        with pytest.raises(StoreRefused, match="migration 1 .* was applied with other contents"):
+        with pytest.raises(StoreRefused, match=r"migration 1 .* was applied with other contents"):
             schema.pending(ours("a", "b"), theirs("x"), "db")
 
     def test_a_gap_in_the_history_is_refused(self) -> None:

@@ -72,7 +72,7 @@ class TestOpening:
     def test_a_log_without_its_database_is_refused_and_kept(self, path: Path, migrations: Path) -> None:
         log = path.with_name(path.name + "-wal")
         log.write_bytes(b"acknowledged operations")
-        with pytest.raises(StoreRefused, match="it is missing and its write-ahead log gateway.db-wal is there"):
+        with pytest.raises(StoreRefused, match=r"it is missing and its write-ahead log gateway\.db-wal is there"):
             SqliteFile(path).open(migrations, now_ms)
         assert log.read_bytes() == b"acknowledged operations"
 
@@ -114,7 +114,11 @@ class TestClaim:
         )
         with opened(path, migrations):
             child = subprocess.run(
-                [sys.executable, "-c", script, path, migrations], capture_output=True, text=True, check=False, timeout=60
+                [sys.executable, "-c", script, path, migrations],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
             )
         assert child.returncode == 1
         assert "another node" in child.stderr
@@ -154,7 +158,9 @@ class TestDamage:
         with pytest.raises(StoreRefused, match=r"(damaged|malformed)"):
             SqliteFile(path).open(migrations, now_ms)
 
-    def test_a_log_cut_in_the_middle_of_a_commit_is_recovered(self, path: Path, migrations: Path, tmp_path: Path) -> None:
+    def test_a_log_cut_in_the_middle_of_a_commit_is_recovered(
+        self, path: Path, migrations: Path, tmp_path: Path
+    ) -> None:
         copy = tmp_path / "copy"
         copy.mkdir()
         with opened(path, migrations) as connection:
@@ -189,7 +195,9 @@ class TestMigrating:
         with pytest.raises(StoreRefused, match=r"migration 1 \(tables\) was applied with other contents"):
             SqliteFile(path).open(changed, now_ms)
 
-    def test_a_migration_that_fails_leaves_nothing_of_itself(self, path: Path, migrations: Path, tmp_path: Path) -> None:
+    def test_a_migration_that_fails_leaves_nothing_of_itself(
+        self, path: Path, migrations: Path, tmp_path: Path
+    ) -> None:
         extended = shutil.copytree(migrations, tmp_path / "extended")
         broken = extended / "0003_broken.sql"
         broken.write_text("CREATE TABLE fine (a TEXT); INSERT INTO fine VALUES ('x'); CREATE TABLE kept (b TEXT);")

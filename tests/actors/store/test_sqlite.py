@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from gateway.actors.runtime import open_runtime
+from gateway.actors.store import (
+    Committed,
+    Reason,
+    Statement,
+    StatementFailed,
+    StoreHealth,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUncertain,
+    open_sqlite,
+)
+from gateway.actors.store.sqlite import Run, in_thread, inline
+from gateway.actors.store.sqlite_file import SqliteFile
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+
+
+def count(name: str) -> Statement:
+    return Statement("INSERT INTO counters VALUES (:name, 1)", {"name": name})
+
+
+class Gate:
+    """A `Run` that works inline, or waits until it is opened, or breaks."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+        self.opened.set()
+        self.broken = 0
+
+    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        if self.broken:
+            self.broken -= 1
+            raise RuntimeError("told to break")
+        async with limiter:
+            with trio.CancelScope(shield=True):  # as a thread would
+                await self.opened.wait()
+            return work()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.db"
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """The writers' connections, as they are opened."""
+    opened: list[sqlite3.Connection] = []
+    original = SqliteFile.writer
+
+    def recording(self: SqliteFile) -> sqlite3.Connection:
+        opened.append(original(self))
+        return opened[-1]
+
+    monkeypatch.setattr(SqliteFile, "writer", recording)
+    return opened
+
+
+def overwrite(path: Path) -> None:
+    """Spoil every page but the first."""
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+
+
+class TestOpening:
+    async def test_the_shipped_schema_is_there_without_a_word(self, path: Path) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path) as store:
+            rows = await store.fetch("SELECT version, name FROM schema_migrations ORDER BY version")
+        assert rows[0] == (1, "operations")
+
+    async def test_a_second_store_on_one_file_is_refused(self, path: Path, migrations: Path) -> None:
+        async with (
+            open_runtime() as first,
+            open_runtime() as second,
+            open_sqlite(first, path, migrations=migrations) as store,
+        ):
+            with pytest.raises(StoreRefused, match="another node"):
+                async with open_sqlite(second, path, migrations=migrations):
+                    pass
+            await store.commit(count("a"))
+
+    async def test_a_clean_end_leaves_one_whole_file(self, path: Path, migrations: Path) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            await store.commit(count("a"))
+            await store.fetch("SELECT 1")
+        assert {file.name for file in path.parent.iterdir()} == {"gateway.db", "gateway.db.lock"}
+
+    async def test_an_actor_that_drains_still_commits_after_the_block(self, path: Path, migrations: Path) -> None:
+        async with open_runtime() as runtime:
+            async with open_sqlite(runtime, path, migrations=migrations) as store:
+                pass
+            await store.commit(count("late"))
+            assert await store.fetch("SELECT name FROM counters") == [("late",)]
+
+    async def test_after_the_runtime_stopped_nothing_is_taken(self, path: Path, migrations: Path) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            pass
+        for attempt in (store.commit(count("a")), store.fetch("SELECT 1")):
+            with pytest.raises(StoreUnavailable) as caught:
+                await attempt
+            assert type(caught.value) is StoreUnavailable
+            assert caught.value.extra == {"reason": "stopped"}
+
+
+class TestGroupCommit:
+    async def test_callers_that_wait_share_a_transaction(self, path: Path, migrations: Path) -> None:
+        groups: list[Committed] = []
+
+        def observe(event: Committed | StoreHealth) -> None:
+            if isinstance(event, Committed):
+                groups.append(event)
+
+        async with (
+            open_runtime() as runtime,
+            open_sqlite(runtime, path, migrations=migrations, observe=observe) as store,
+        ):
+
+            async def commit(name: str) -> None:
+                with suppress(StatementFailed):
+                    await store.commit(count(name))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(512):
+                    nursery.start_soon(commit, f"{number // 2}")
+        assert sum(group.steps for group in groups) == 512
+        assert sum(group.undone for group in groups) == 256
+        assert len(groups) <= 4
+
+
+class TestDistress:
+    async def test_a_full_disk_answers_503_reads_on_and_recovers_by_itself(
+        self, path: Path, migrations: Path, connections: list[sqlite3.Connection]
+    ) -> None:
+        told: list[StoreHealth] = []
+
+        def observe(event: Committed | StoreHealth) -> None:
+            if isinstance(event, StoreHealth):
+                told.append(event)
+
+        large = Statement("INSERT INTO kept (id, bytes) VALUES (1, :bytes)", {"bytes": bytes(1_000_000)})
+        async with (
+            open_runtime() as runtime,
+            open_sqlite(runtime, path, migrations=migrations, observe=observe, now=lambda: 7.0) as store,
+        ):
+            await store.commit(count("before"))
+            connections[-1].execute("PRAGMA max_page_count = 1")
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.commit(large)
+            assert type(caught.value) is StoreUnavailable
+            assert (caught.value.status, caught.value.extra) == (503, {"reason": "disk_full"})
+            assert store.health == StoreHealth(writable=False, reason=Reason.DISK_FULL, since=7.0)
+            assert await store.fetch("SELECT name FROM counters") == [("before",)]
+            connections[-1].execute("PRAGMA max_page_count = 100000")
+            await store.commit(large)
+            assert [health.reason for health in told] == [Reason.DISK_FULL, None]
+            assert (await store.probe()).writable
+
+    async def test_damage_closes_the_store_until_it_is_opened_again(
+        self, path: Path, migrations: Path, connections: list[sqlite3.Connection]
+    ) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            for number in range(40):
+                await store.commit(count(f"{number:0500}"))
+            connections[-1].execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            overwrite(path)
+            connections[-1].execute("PRAGMA shrink_memory")
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.fetch("SELECT name FROM counters")
+            assert caught.value.extra == {"reason": "corrupt"}
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.commit(count("after"))
+            assert caught.value.extra == {"reason": "corrupt"}
+            assert (await store.probe()).reason is Reason.CORRUPT
+        async with open_runtime() as runtime:
+            with pytest.raises(StoreRefused, match="restore a backup"):
+                async with open_sqlite(runtime, path, migrations=migrations):
+                    pass
+
+    async def test_a_disk_that_hangs_makes_one_caller_uncertain_and_the_next_one_certain(
+        self, path: Path, migrations: Path, autojump_clock: MockClock
+    ) -> None:
+        gate = Gate()
+        kinds: list[tuple[type[Exception], object]] = []
+        async with (
+            open_runtime(grace=0) as runtime,
+            open_sqlite(runtime, path, migrations=migrations, run=gate) as store,
+        ):
+
+            async def commit(name: str) -> None:
+                with pytest.raises(StoreUnavailable) as caught:
+                    await store.commit(count(name))
+                kinds.append((caught.type, caught.value.extra["reason"]))
+
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(commit, "in hand")
+                await wait_all_tasks_blocked()
+                nursery.start_soon(commit, "queued")
+            store._pulse._last_success -= 2
+            health = await store.probe()
+            gate.opened.set()
+            assert set(kinds) == {(StoreUncertain, "stalled"), (StoreUnavailable, "overloaded")}
+            assert (health.writable, health.reason) == (False, Reason.OVERLOADED)
+            await store.commit(count("after"))
+            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("in hand",)]
+
+    async def test_a_crash_of_the_writer_is_uncertain_and_it_comes_back(
+        self, path: Path, migrations: Path, autojump_clock: MockClock
+    ) -> None:
+        gate = Gate()
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
+            await store.commit(count("before"))
+            gate.broken = 1
+            with pytest.raises(StoreUncertain) as caught:
+                await store.commit(count("lost"))
+            assert caught.value.extra == {"reason": "crashed"}
+            await store.commit(count("after"))
+            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("before",)]
+
+    async def test_readers_that_are_all_busy_too_long_are_overload(
+        self, path: Path, migrations: Path, autojump_clock: MockClock
+    ) -> None:
+        gate = Gate()
+        async with open_runtime() as runtime, open_sqlite(runtime, path, run=gate, readers=1) as store:
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.fetch, "SELECT 1")
+                await wait_all_tasks_blocked()
+                with pytest.raises(StoreUnavailable) as caught:
+                    await store.fetch("SELECT 1")
+                gate.opened.set()
+            assert caught.value.extra == {"reason": "overloaded"}
+
+    async def test_a_probe_writes_unless_something_was_just_written(self, path: Path, migrations: Path) -> None:
+        groups: list[Committed | StoreHealth] = []
+        async with (
+            open_runtime() as runtime,
+            open_sqlite(runtime, path, migrations=migrations, observe=groups.append) as store,
+        ):
+            await store.commit(count("a"))
+            for _ in range(20):
+                assert (await store.probe()).writable
+            assert len(groups) == 1
+            store._pulse._last_success -= 2
+            assert (await store.probe()).writable
+            assert len(groups) == 2
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
+def test_a_disk_that_is_really_full_loses_nothing_acknowledged(tmp_path: Path, migrations: Path) -> None:
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False, timeout=60).returncode:
+        pytest.skip("this kernel lets nobody mount a small disk of his own")
+    child = subprocess.run(
+        [*namespace, sys.executable, HERE / "full_disk_child.py", tmp_path, migrations],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr
+    told = json.loads(child.stdout)
+    assert told["acknowledged"] > 10
+    assert told["failures"] == ["StoreUnavailable disk_full"]
+    assert told["while_full"] == [False, "disk_full"]
+    assert told["failures_after_room"] == 0
+    assert told["after_room"] == [True, None]
+    assert (told["lost"], told["unacknowledged"]) == (0, 0)
+    assert told["counted"] == told["found"] == told["acknowledged"]
+
+
+def acknowledged_until_killed(path: Path, migrations: Path, steps: int) -> list[tuple[int, int]]:
+    """Run the child until it has named `steps` steps, kill it, and return every step that it named."""
+    child = subprocess.Popen(
+        [sys.executable, HERE / "committing_child.py", path, migrations], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    with child.stdout, child.stderr:
+        lines = [child.stdout.readline() for _ in range(steps + 1)]
+        os.kill(child.pid, signal.SIGKILL)
+        lines += child.stdout.readlines()
+        errors = child.stderr.read()
+        child.wait(timeout=60)
+    assert lines[0] == b"ready\n", errors.decode()
+    complete = [line.split() for line in lines[1:] if line.endswith(b"\n")]
+    return [(int(worker), int(number)) for worker, number in complete]
+
+
+def survive_kills(path: Path, migrations: Path, kills: int) -> int:
+    rng = random.Random(kills)
+    acknowledged: set[tuple[int, int]] = set()
+    for _ in range(kills):
+        acknowledged.update(acknowledged_until_killed(path, migrations, rng.randrange(1, 400)))
+        looking = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+        found = {(int(worker), number) for worker, number in looking.execute("SELECT text, whole FROM kept")}
+        (halves,) = looking.execute(
+            "SELECT count(*) FROM kept FULL JOIN parents USING (id) WHERE text IS NULL"
+        ).fetchone()
+        (verdict,) = looking.execute("PRAGMA integrity_check").fetchone()
+        looking.close()
+        assert acknowledged <= found, f"lost {sorted(acknowledged - found)}"
+        assert len(found - acknowledged) <= 16 * kills  # at most the step in flight of each worker, each time
+        assert (halves, verdict) == (0, "ok")
+    return len(acknowledged)
+
+
+def test_ten_kills_lose_no_acknowledged_step(path: Path, migrations: Path) -> None:
+    assert survive_kills(path, migrations, 10) > 0
+
+
+@pytest.mark.campaign
+def test_a_hundred_kills_lose_no_acknowledged_step(path: Path, migrations: Path) -> None:
+    print(f"100 kills, {survive_kills(path, migrations, 100)} acknowledged steps, 0 lost")
+
+
+@pytest.mark.parametrize("run", [in_thread, inline])
+async def test_work_is_finished_though_its_caller_is_cancelled(run: Run) -> None:
+    done: list[str] = []
+    with trio.CancelScope() as scope:
+
+        def work() -> None:
+            if run is in_thread:
+                trio.from_thread.run_sync(scope.cancel)
+            else:
+                scope.cancel()
+            done.append("to the end")
+
+        await run(work, trio.CapacityLimiter(1))
+    assert done == ["to the end"]
