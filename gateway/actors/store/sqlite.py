@@ -6,6 +6,7 @@ and one fsync.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -34,6 +35,8 @@ _FRESH_S = 1.0
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 @attrs.frozen
 class Committed:
@@ -45,6 +48,7 @@ class Committed:
 
 
 Observe = Callable[[Committed | StoreHealth], object]
+"""Hears what happens; when it raises, that is logged and the store goes on."""
 
 
 class Run(Protocol):
@@ -202,7 +206,7 @@ class _Pulse:
     def _turn(self, reason: Reason | None) -> None:
         if reason is not self.health.reason and not self.damaged:
             self.health = StoreHealth(writable=reason is None, reason=reason, since=self.now())
-            self.observe(self.health)
+            _tell(self.observe, self.health)
 
 
 @attrs.frozen(eq=False)
@@ -255,7 +259,7 @@ class _WriterActor:
                 case _:
                     letter.refuse(result)
         undone = sum(not isinstance(result, list) for result in results)
-        self.observe(Committed(len(letters), undone, time.perf_counter() - began))
+        _tell(self.observe, Committed(len(letters), undone, time.perf_counter() - began))
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]
@@ -263,3 +267,10 @@ class _WriterActor:
             self.pulse.write_succeeded()
         elif failures:
             self.pulse.write_failed(failures[0])
+
+
+def _tell(observe: Observe, event: Committed | StoreHealth) -> None:
+    try:
+        observe(event)
+    except Exception:  # noqa: BLE001 - an observer is not trusted with the store
+        _log.exception("the observer of the store failed at %r", event)

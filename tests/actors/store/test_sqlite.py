@@ -148,6 +148,20 @@ class TestGroupCommit:
         assert sum(group.undone for group in groups) == 256
         assert len(groups) <= 4
 
+    async def test_an_observer_that_fails_is_logged_and_nothing_else(
+        self, path: Path, migrations: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def observe(event: Committed | StoreHealth) -> None:
+            raise RuntimeError("told to fail")
+
+        async with (
+            open_runtime() as runtime,
+            open_sqlite(runtime, path, migrations=migrations, observe=observe) as store,
+        ):
+            await store.commit(count("a"))
+            await store.commit(count("b"))
+        assert len(caplog.records) == 2
+
 
 class TestDistress:
     async def test_a_full_disk_answers_503_reads_on_and_recovers_by_itself(
