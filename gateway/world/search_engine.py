@@ -11,7 +11,7 @@ import random
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from gateway.world import faults
 from gateway.world.door import Call, Reply, Silence
@@ -75,17 +75,18 @@ class SearchEngine:
         return Reply(404, b"<h1>Page not found</h1>", "text/html")
 
     def _search(self, call: Call, mode: str) -> Reply:
-        query = call.query.get("q", "").strip()
+        asked = dict(call.query) | _form(call)
+        query = asked.get("q", "").strip()
         if mode == "http_500":
             return Reply(500, b"<h1>Internal Server Error</h1>", "text/html")
-        if call.query.get("format") != "json":
+        if asked.get("format") != "json":
             return Reply(403, b"<h1>Forbidden</h1>", "text/html")
-        page = call.query.get("pageno", "1")
+        page = asked.get("pageno", "1")
         if not query or not page.isdecimal() or int(page) < 1:
             return Reply.json({"error": "No query" if not query else "Invalid pageno"}, 400)
         results: list[dict[str, Any]] = []
         if mode == faults.OK and int(page) <= PAGES:
-            results = made_up(query, int(page), call.query.get("language", "all"))
+            results = made_up(query, int(page), asked.get("language", "all"))
         blocked = [[engine, "CAPTCHA"] for engine in ENGINES] if mode == "blocked" else []
         return Reply.json(
             {
@@ -99,6 +100,13 @@ class SearchEngine:
                 "unresponsive_engines": blocked,
             }
         )
+
+
+def _form(call: Call) -> dict[str, str]:
+    """Return the fields of a form: SearXNG takes a long query so."""
+    if call.method != "POST":
+        return {}
+    return dict(parse_qsl(call.body.decode("utf-8", "replace")))
 
 
 def made_up(query: str, page: int, language: str) -> list[dict[str, Any]]:

@@ -88,3 +88,11 @@ async def test_only_searches_count_and_whatever_happens_to_them() -> None:
 )
 async def test_bad_calls_are_refused_as_searxng_does(query: dict[str, str], status: int) -> None:
     assert (await ask(engine()[0], **query)).status == status
+
+
+async def test_a_long_query_may_come_as_a_form() -> None:
+    searched, _ = engine()
+    form = b"q=a+tide&format=json&pageno=1"
+    posted = await searched.answer(Call("POST", "/search", {}, {}, form))
+    assert isinstance(posted, Reply)
+    assert orjson.loads(posted.body) == await found(q="a tide")
