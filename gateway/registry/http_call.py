@@ -6,13 +6,17 @@ Adapters are sans-IO: they plan an `HttpCall` and read an `HttpAnswer`; only `ga
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import attrs
 
 
 @attrs.frozen
 class HttpCall:
-    """A bounded call: `timeout_s` seconds in all, at most `max_bytes` of body read; `target` labels it in logs."""
+    """A bounded call: `timeout_s` seconds in all, at most `max_bytes` of body read; `target` labels it in logs.
+
+    It is made once: nothing beneath repeats it, not even when a kept connection turns out to be dead.
+    """
 
     method: str
     url: str
@@ -34,24 +38,35 @@ class HttpAnswer:
 
 
 class UpstreamFailed(Exception):
-    """No complete answer came.  `sent` is False only when no byte of the request can have reached the back end."""
+    """No complete answer came.
 
-    sent = True
+    `sent` is False only when no byte of the request can have reached the back end; `reason` is a machine word.
+    """
+
+    sent: ClassVar[bool] = True
+    reason: ClassVar[str] = "failed"
 
 
 class UpstreamUnreachable(UpstreamFailed):
-    """The connection was never made."""
+    """The request was never sent: no connection was made, or there was none to be had."""
 
     sent = False
+    reason = "unreachable"
 
 
 class UpstreamTimeout(UpstreamFailed):
     """The answer did not come in time."""
 
+    reason = "timeout"
+
 
 class UpstreamBroken(UpstreamFailed):
     """The connection broke, or what came is not HTTP."""
 
+    reason = "connection_broken"
+
 
 class AnswerTooLarge(UpstreamFailed):
     """The body went over `max_bytes`; the rest was not read."""
+
+    reason = "answer_too_large"
