@@ -53,6 +53,7 @@ class World:
             "node": {
                 "base_url": url_of(port),
                 "listen": [f"127.0.0.1:{port}"],
+                "operator_listen": "127.0.0.1:0",
                 "data_dir": str(directory / "data"),
             },
             "payment": {

@@ -1,0 +1,250 @@
+"""How a node is put together: its parts from its configuration, its actors in the order in which they may be asked.
+
+store -> idempotency, quota, ledger -> upstream -> prober -> settlement -> operations -> http (design: each asks only
+what started before it).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import structlog
+import trio
+
+from gateway.actors.idempotency import idempotency
+from gateway.actors.ledger import Posted, ledger
+from gateway.actors.operations import Limits, Surroundings, operations
+from gateway.actors.operations.actor import Message as OperationsMessage
+from gateway.actors.prober import prober, reporter
+from gateway.actors.quota import Policy, quota
+from gateway.actors.runtime import ActorError, Ref, Runtime
+from gateway.actors.search import SearchFamily, search_routes
+from gateway.actors.settlement import Chain, Facilitator, SettlementPath, Wanted, settlement
+from gateway.actors.settlement import Message as SettlementMessage
+from gateway.actors.store import Engine
+from gateway.actors.upstream import Caller, upstream
+from gateway.config import Configuration, ConfigurationError, SearchAdapterSection
+from gateway.errors import Violation
+from gateway.http.metrics import MeteredFamily, Metrics
+from gateway.http.pipeline import Node
+from gateway.http.request_headers import CallerAddress
+from gateway.http.validation import structure
+from gateway.keys import Keys
+from gateway.registry.execution import Family
+from gateway.registry.payment.asset import Asset
+from gateway.registry.payment.quote import QuoteSecrets
+from gateway.registry.payment.terms import Terms
+from gateway.registry.qualification import Proofs, Rules
+from gateway.registry.receipts import Signer
+from gateway.registry.sealing import Naming, NodeSeal
+from gateway.registry.search.adapter import Adapter
+from gateway.registry.search.adapters import AdapterSettings, AdapterSettingsError, build
+from gateway.registry.search.output import Asset as CostAsset
+from gateway.registry.table import OPERATIONS, PRICE_VERSION
+
+log = structlog.get_logger(__name__)
+
+MAILBOX = 1024
+POLICIES = ("free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "paid")
+
+
+def clock_ms() -> int:
+    """Return milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def asset_of(configuration: Configuration) -> Asset:
+    """Return the token that the node is paid in."""
+    payment = configuration.payment
+    return Asset(
+        network=payment.network,
+        chain_id=int(payment.network.partition(":")[2]),
+        address=payment.asset,
+        name=payment.asset_name,
+        version=payment.asset_version,
+        decimals=payment.decimals,
+    )
+
+
+def terms_of(configuration: Configuration) -> Terms | None:
+    """Return the seller's standing terms, or None where payments are not configured."""
+    payment = configuration.payment
+    if not payment.configured:
+        return None
+    realm = urlsplit(configuration.base_url).hostname or "gateway"
+    return Terms(asset_of(configuration), payment.pay_to, configuration.base_url, realm, payment.quote_ttl_s)
+
+
+def policies_of(configuration: Configuration) -> dict[str, Policy]:
+    """Return the quota policies by name."""
+    return {name: Policy(name, getattr(configuration.quota, name)) for name in POLICIES}
+
+
+def adapters_of(configuration: Configuration) -> tuple[Adapter, ...]:
+    """Return the search adapters in order; raises `ConfigurationError`."""
+    sections = configuration.search.adapter
+    settings = [_settings(configuration.source, index, section) for index, section in enumerate(sections)]
+    try:
+        return build(settings, base_url=configuration.base_url)
+    except AdapterSettingsError as error:
+        raise ConfigurationError(configuration.source, [Violation("/search/adapter", str(error))]) from error
+
+
+def _settings(source: str, index: int, section: SearchAdapterSection) -> AdapterSettings:
+    try:
+        key = Path(section.key_file).expanduser().read_text().strip() if section.key_file else ""
+    except OSError as error:
+        where = f"/search/adapter/{index}/key_file"
+        what = f"{section.key_file} cannot be read: {error.strerror}"
+        raise ConfigurationError(source, [Violation(where, what)]) from error
+    return AdapterSettings(
+        kind=section.kind,
+        name=section.name,
+        base_url=section.base_url,
+        key=key,
+        cost_atomic=section.cost_atomic,
+        simulated=section.simulated,
+    )
+
+
+@attrs.frozen(eq=False)
+class Parts:
+    """The running parts of a node that others look at."""
+
+    node: Node
+    signer: Signer
+    proofs: Proofs
+    path: SettlementPath
+    operations: Ref[OperationsMessage]
+
+
+async def start_actors(
+    runtime: Runtime,
+    store: Engine,
+    keys: Keys,
+    configuration: Configuration,
+    adapters: Sequence[Adapter],
+    metrics: Metrics,
+) -> Parts:
+    """Start every actor after the store, in order."""
+    signer, naming = Signer.from_keys(keys.receipts), Naming(keys.peppers)
+    start = partial(runtime.start, capacity=MAILBOX)
+    key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms))
+    quota_ref = await start(
+        "quota", partial(quota, policies=policies_of(configuration), store=store, clock_ms=clock_ms)
+    )
+    ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms))
+    call = Caller(await start("upstream", upstream))
+    proofs = Proofs(trio.current_time)
+    search = await _start_search(start, configuration, adapters, call, proofs)
+    families: dict[str, Family] = {"search": MeteredFamily(search, metrics)}
+    path = SettlementPath()
+    settlement_ref = await _start_settlement(start, configuration, call, path)
+    around = _surroundings(configuration, store, keys, signer, families, settlement_ref)
+    around = attrs.evolve(around, posted=partial(_tell, ledger_ref, Posted()))
+    payment = configuration.payment
+    limits = Limits(unsettled_per_payer=payment.max_unsettled_per_payer, unsettled=payment.max_unsettled)
+    operations_ref = await start(
+        "operations",
+        partial(
+            operations, around=around, table=OPERATIONS, structure=structure, limits=limits, head=lambda: path.head
+        ),
+    )
+    node = Node(
+        terms=terms_of(configuration),
+        secrets=_quote_secrets(keys),
+        naming=naming,
+        callers=CallerAddress.of(configuration.quota.trusted_proxies),
+        price_version=PRICE_VERSION,
+        families=families,
+        path=path,
+        want_path=_nothing if settlement_ref is None else partial(_tell, settlement_ref, Wanted()),
+        idempotency=key_names,
+        quota=quota_ref,
+        operations=operations_ref,
+        clock_ms=clock_ms,
+    )
+    return Parts(node, signer, proofs, path, operations_ref)
+
+
+async def _start_search(
+    start: Callable[..., Any],
+    configuration: Configuration,
+    adapters: Sequence[Adapter],
+    call: Caller,
+    proofs: Proofs,
+) -> SearchFamily:
+    routes = search_routes(adapters, call)
+    rules = Rules(interval_s=configuration.search.probe_interval_s)
+    jitter = partial(random.uniform, 0.9, 1.1)
+    ref = await start("prober", partial(prober, routes=routes, proofs=proofs, utc=_utc, jitter=jitter, rules=rules))
+    asset = asset_of(configuration)
+    return SearchFamily(adapters, proofs, call, reporter(ref), _utc, CostAsset(asset.address, asset.decimals))
+
+
+async def _start_settlement(
+    start: Callable[..., Any], configuration: Configuration, call: Caller, path: SettlementPath
+) -> Ref[SettlementMessage] | None:
+    payment = configuration.payment
+    if not payment.configured:
+        return None
+    facilitator = Facilitator(payment.facilitator_url, call, payment.verify_timeout_s, payment.settle_timeout_s)
+    chain = Chain(asset_of(configuration).chain_id, payment.rpc_urls, call, payment.confirmations)
+    body = partial(settlement, facilitator=facilitator, chain=chain, network=payment.network, path=path)
+    ref: Ref[SettlementMessage] = await start("settlement", body)
+    return ref
+
+
+def _surroundings(
+    configuration: Configuration,
+    store: Engine,
+    keys: Keys,
+    signer: Signer,
+    families: Mapping[str, Family],
+    settlement_ref: Ref[SettlementMessage] | None,
+) -> Surroundings:
+    payment = configuration.payment
+    return Surroundings(
+        store=store,
+        settlement=settlement_ref,
+        families=families,
+        seal=NodeSeal(keys.nodes),
+        signer=signer,
+        asset=asset_of(configuration),
+        node=configuration.node.name,
+        clock_ms=clock_ms,
+        draining=trio.Event(),
+        posted=_nothing,
+        settle_wait_s=payment.settle_wait_s,
+        payer_hold_s=payment.payer_hold_s,
+        verify_timeout_s=payment.verify_timeout_s,
+        settle_timeout_s=payment.settle_timeout_s,
+    )
+
+
+def _quote_secrets(keys: Keys) -> QuoteSecrets:
+    version, _ = keys.current("quote")
+    return QuoteSecrets({str(each): secret for each, secret in keys.quotes.items()}, str(version))
+
+
+def _tell(ref: Ref[Any], message: Any) -> None:
+    try:
+        ref.tell(message)
+    except ActorError as error:
+        log.debug("not_told", message=type(message).__name__, error=type(error).__name__)
+
+
+def _nothing() -> None:
+    return
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
