@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
+import attrs
+
 LABELS = (
     "claim.before",
     "claim.after",
@@ -27,24 +29,40 @@ LABELS = (
     "fail.after",
     "answer.before",
 )
-"""Every label, in the order in which a paid call passes them."""
+"""Every label: those of a paid call in the order in which it passes them, `fail` where it ends without a charge."""
 
-_armed: str | None = os.environ.get("GATEWAY_FAILPOINT") or None
-_passes = 0
+
+@attrs.define
+class Armed:
+    """The label to die at, and how many passes of it are left."""
+
+    label: str
+    passes: int = 1
+
+    @classmethod
+    def of(cls, setting: str | None) -> Armed | None:
+        """Read a setting; raises ValueError for a label that does not exist, which would never be passed."""
+        if not setting:
+            return None
+        label, colon, count = setting.partition(":")
+        if label not in LABELS:
+            raise ValueError(f"GATEWAY_FAILPOINT: there is no failpoint {label}")
+        if colon and not (count.isascii() and count.isdigit() and int(count)):
+            raise ValueError(f"GATEWAY_FAILPOINT: {setting} does not say which pass")
+        return cls(label, int(count or 1))
+
+    def hit(self, label: str) -> None:
+        """Die by SIGKILL if this is the pass to die at."""
+        if label == self.label:
+            self.passes -= 1
+            if not self.passes:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+armed: Armed | None = Armed.of(os.environ.get("GATEWAY_FAILPOINT"))
 
 
 def failpoint(label: str) -> None:
     """Die by SIGKILL here if this label is armed."""
-    if _armed is None:
-        return
-    _hit(label)
-
-
-def _hit(label: str) -> None:
-    global _passes  # noqa: PLW0603 - one process, one armed label
-    name, _, count = (_armed or "").partition(":")
-    if name != label:
-        return
-    _passes += 1
-    if _passes >= int(count or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if armed is not None:
+        armed.hit(label)

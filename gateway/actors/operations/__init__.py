@@ -1,8 +1,9 @@
 """Operations: from a claim to a receipt, exactly once, whatever crashes in between."""
 
-from gateway.actors.operations.actor import Limits, operations
+from gateway.actors.operations.actor import operations
+from gateway.actors.operations.exposure import Limits
+from gateway.actors.operations.in_hand import Surroundings
 from gateway.actors.operations.life import Effect, Event, Impossible, State, decide
-from gateway.actors.operations.live import Surroundings
 from gateway.actors.operations.order import Earlier, Ended, Exposure, Join, Order, Resolve, Submit
 
 __all__ = [

@@ -3,7 +3,7 @@
 Three steps are durable: the claim (before any foreign effect), the kept output with the intent to settle (before
 /settle) and the receipt.  The states between are told from these and from events.  Nothing here does anything; `live`
 runs the effects and feeds back what came of them.  What a crash leaves is taken on by the event of the last durable
-step (`CLAIMED_PAID`, `CLAIMED_FREE`, `RESUMED`), never by a guess.
+step (`CLAIMED_PAID`, `CLAIMED_FREE`, `RESUMED`), never by a guess; a run that must not be repeated by `RUN_LOST`.
 """
 
 from __future__ import annotations

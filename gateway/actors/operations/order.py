@@ -15,7 +15,11 @@ from gateway.registry.sealing import KeyName
 
 @attrs.frozen
 class Earlier:
-    """The failed attempt that this order takes on again: same key, same request."""
+    """The failed attempt that this order takes on again: same key, same request.
+
+    Where the chain shows that attempt paid (somebody else submitted its payment and the execution then failed), the
+    next one runs on that payment, whatever credential comes with it or none.
+    """
 
     operation_id: str
     epoch: int
@@ -40,6 +44,11 @@ class Order:
     callers: tuple[str, ...]
     payment: Payment | None
     earlier: Earlier | None = None
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """What the order is known by to who sends it again: (name under the current pepper, request hash)."""
+        return [(versions[0].hmac, self.request_hash) for versions in self.names]
 
 
 @attrs.frozen
@@ -78,7 +87,11 @@ class Join(Ask[Ended]):
 
 @attrs.frozen
 class Resolve(Ask[str]):
-    """Record an operator's decision on an operation that waits for one; answers its new state."""
+    """Record an operator's decision on an operation that waits for one; answers its new state.
+
+    `paid_by` is the transaction that paid, which the chain must show; without it the operation was not and will not
+    be paid.  Refused with `ResolutionRefused` where there is nothing to decide or the chain says otherwise.
+    """
 
     operation_id: str
     paid_by: str | None

@@ -5,30 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import orjson
 
 from gateway.actors.operations import rows
+from gateway.actors.operations.in_hand import Life, Surroundings, open_output
 from gateway.actors.operations.life import Event, State
-from gateway.actors.operations.live import Life, Surroundings, open_output
 from gateway.actors.payment import Payment
 from gateway.actors.store import Statement
+from gateway.errors import ExecutionFailed, ExecutionReconciliation, GatewayError, OperatorNeeded
+from gateway.registry.execution import Served
 from gateway.registry.operation import Operation
 from gateway.registry.sealing import SealBroken, unseal
 
+TRIES = 8
+"""How often one attempt is taken on before its execution counts as what crashes the node."""
 
+
+@attrs.frozen
 class Unrecoverable(Exception):
-    """The row cannot be taken on (a missing key, an operation this node no longer has): the operator decides."""
+    """The row cannot be taken on.
 
-    def end(self, owner: rows.Owner, now: int) -> Statement:
-        """Return the statement that hands the operation to the operator."""
-        return rows.end(
+    One that has not been executed ends without a charge, for its payment was never submitted; its key is burned where
+    a run that may have happened must not be repeated.  Of one that has, only the operator can say whether it was paid.
+    """
+
+    why: str
+    row: rows.OpenRow
+    repeatable: bool = False
+
+    def end(self, owner: rows.Owner, *, told: int, now: int) -> list[Statement]:
+        """Return the statements of its end; `told` is how far its history goes."""
+        state, settlement = State.FAILED, "none" if self.row.sealed_payment is None else "not_settled"
+        kind: type[GatewayError] = ExecutionFailed
+        freed: list[Statement] = []
+        if self.row.state == State.EXECUTED:
+            state, settlement, kind = State.NEEDS_OPERATOR, "unknown", OperatorNeeded
+        elif not self.repeatable and self.row.sealed_output is None:
+            kind, freed = ExecutionReconciliation, [rows.free_authorizations(owner)]
+        step = rows.end(
             owner,
-            state=State.NEEDS_OPERATOR,
-            settlement="unknown",
-            failure_code="operator_needed",
-            failure_detail=str(self),
+            state=state,
+            settlement=settlement,
+            settled=None,
+            failure_code=kind.code,
+            failure_detail=self.why,
             now=now,
         )
+        return [step, *freed, *rows.happenings(owner, told + 1, [rows.Happening(state, now, self.why)])]
 
 
 def recover(
@@ -37,40 +61,91 @@ def recover(
     around: Surroundings,
     table: Mapping[str, Operation],
     structure: Callable[[Operation, Mapping[str, Any]], Any],
-    next_step: int,
+    *,
+    told: int,
+    tries: int,
 ) -> tuple[Life, Event]:
     """Return the life that goes on from a row's durable state, and its first event; raises `Unrecoverable`."""
     operation = table.get(row.operation)
-    if operation is None:
-        raise Unrecoverable(f"this node has no operation {row.operation}")
-    if row.node_wrap is None:
-        raise Unrecoverable("the operation's key is gone")
+    repeatable = operation is not None and operation.repeatable
+    executed = row.state == State.EXECUTED
     try:
-        data_key = around.seal.unwrap(row.operation_id, row.node_wrap)
-        body = orjson.loads(unseal(data_key, row.operation_id, "request", row.sealed_request))
-        payment = None
-        if row.sealed_payment is not None:
-            payment = Payment.load(around.seal.unwrap(row.operation_id, row.sealed_payment))
-        served = open_output(data_key, row.operation_id, row.sealed_output) if row.sealed_output else None
-    except SealBroken as error:
-        raise Unrecoverable(str(error)) from error
-    life = Life(
+        life = (
+            _executed(row, owner, around, operation) if executed else _claimed(row, owner, around, operation, structure)
+        )
+    except _Unfit as unfit:
+        raise Unrecoverable(str(unfit), row, repeatable) from unfit
+    except Exception as error:
+        why = f"it cannot be taken on ({error if isinstance(error, SealBroken) else type(error).__name__})"
+        raise Unrecoverable(why, row, repeatable) from error
+    life.next_step, life.tries = told + 1, tries
+    life.told.append(rows.Happening(life.state, around.clock_ms(), f"taken on by {around.node}"))
+    if executed:
+        return life, Event.RESUMED
+    if life.served is None and not repeatable:
+        life.failure = ExecutionReconciliation(operation_id=row.operation_id)
+        return life, Event.RUN_LOST
+    if life.served is None and tries >= TRIES:
+        raise Unrecoverable(f"it was taken on {tries} times in vain", row, repeatable)
+    return life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID
+
+
+class _Unfit(Exception):
+    """What is missing of a row."""
+
+
+def _claimed(
+    row: rows.OpenRow,
+    owner: rows.Owner,
+    around: Surroundings,
+    operation: Operation | None,
+    structure: Callable[[Operation, Mapping[str, Any]], Any],
+) -> Life:
+    """Return the life of an operation that was claimed: it needs its request, and an output kept before, if any."""
+    if operation is None:
+        raise _Unfit(f"this node has no operation {row.operation}")
+    data_key = around.seal.unwrap(row.operation_id, row.node_wrap or b"")
+    body = orjson.loads(unseal(data_key, row.operation_id, "request", row.sealed_request))
+    life = _life(row, owner, around, operation)
+    life.data_key, life.request = data_key, structure(operation, body)
+    if row.result is not None and row.sealed_output is not None and life.payment is not None:
+        life.served, life.result = open_output(data_key, row.operation_id, row.sealed_output), row.result
+    return life
+
+
+def _executed(row: rows.OpenRow, owner: rows.Owner, around: Surroundings, operation: Operation | None) -> Life:
+    """Return the life of an operation whose settlement is open: it needs its payment alone."""
+    life = _life(row, owner, around, operation)
+    if row.result is None or life.payment is None:
+        raise _Unfit("its result or its payment is gone")
+    life.result, life.served = row.result, _readable(row, around)
+    life.owed = life.sent = True
+    return life
+
+
+def _life(row: rows.OpenRow, owner: rows.Owner, around: Surroundings, operation: Operation | None) -> Life:
+    payment = None
+    if row.sealed_payment is not None:
+        payment = Payment.load(around.seal.unwrap(row.operation_id, row.sealed_payment))
+    return Life(
         owner,
+        row.operation,
         operation,
-        structure(operation, body),
+        None,
         row.request_hash,
         payment,
-        data_key,
+        None,
         row.attempt,
+        next_step=1,
         state=State(row.state),
-        recovered=True,
-        served=served,
-        executed_at=row.executed_at,
         look_from_block=row.look_from_block,
-        next_step=next_step,
     )
-    life.told.append(rows.Happening(life.state, around.clock_ms(), f"taken on by {around.node}"))
-    if life.state is State.EXECUTED:
-        life.owed = life.sent = True
-        return life, Event.RESUMED
-    return life, Event.CLAIMED_FREE if payment is None else Event.CLAIMED_PAID
+
+
+def _readable(row: rows.OpenRow, around: Surroundings) -> Served | None:
+    """Return the kept output for those who wait; without it they are told to come again."""
+    try:
+        data_key = around.seal.unwrap(row.operation_id, row.node_wrap or b"")
+        return open_output(data_key, row.operation_id, row.sealed_output or b"")
+    except SealBroken:
+        return None

@@ -6,7 +6,8 @@ cannot be, the operator is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,12 +15,16 @@ import orjson
 import structlog
 
 from gateway.actors.operations import rows
+from gateway.actors.operations.in_hand import Life, Surroundings
+from gateway.actors.operations.keeping import settled_in
 from gateway.actors.operations.life import State
-from gateway.actors.operations.live import Life, Surroundings
+from gateway.actors.operations.paying import UNTRACED_PATIENCE_S, desk
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorError
-from gateway.actors.settlement import ChainUnavailable, Look, Settle, Standing, StillStands
-from gateway.actors.store import Conflict
+from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, StillStands
+from gateway.actors.store import Conflict, Statement
+from gateway.errors import OperatorNeeded
+from gateway.registry.receipts import Signer
 from gateway.registry.sealing import SealBroken
 
 log = structlog.get_logger(__name__)
@@ -30,18 +35,20 @@ WATCH_MS = 10 * 60 * 1000
 RECENT = """
     SELECT operation_id, epoch, sealed_payment, transaction_hash, block_number, block_hash, receipt FROM operations
     WHERE ended_at IS NOT NULL AND ended_at > :since AND state = 'receipted' AND settlement = 'settled'
+        AND network = :network AND asset = :asset
     ORDER BY ended_at LIMIT 10000
 """
 
 
 @attrs.define
 class Watched:
-    """A settled payment whose block may still go away."""
+    """A settled payment whose block may still go away; `missing` once it has."""
 
     owner: rows.Owner
     payment: Payment = attrs.field(repr=False)
     settled: rows.Settled
-    receipt: dict[str, Any] = attrs.field(repr=False)
+    receipt: Mapping[str, Any] = attrs.field(repr=False)
+    missing: bool = False
 
 
 @attrs.define(eq=False)
@@ -54,78 +61,110 @@ class Watch:
 
     def add(self, life: Life) -> None:
         """Watch a life that has just settled."""
-        if life.payment is not None and life.settled_in is not None and life.ended is not None:
-            self.watched[life.operation_id] = Watched(
-                life.owner, life.payment, life.settled_in, dict(life.ended.receipt)
-            )
+        if life.payment is not None and life.settled_in is not None and life.receipt is not None:
+            self.watched[life.operation_id] = Watched(life.owner, life.payment, life.settled_in, life.receipt)
 
     async def load(self) -> None:
         """Watch what settled shortly before this start."""
-        found = await self.around.store.fetch(RECENT, {"since": self.around.clock_ms() - WATCH_MS})
+        around = self.around
+        if around.settlement is None:
+            return
+        asset = around.asset
+        found = await around.store.fetch(
+            RECENT, {"since": around.clock_ms() - WATCH_MS, "network": asset.network, "asset": asset.address}
+        )
         for operation_id, epoch, sealed, transaction, number, block_hash, receipt in found:
-            owner = rows.Owner(str(operation_id), self.around.node, int(epoch or 0))
+            owner = rows.Owner(str(operation_id), around.node, int(epoch or 0))
+            if not isinstance(sealed, bytes):
+                continue
             try:
-                payment = Payment.load(self.around.seal.unwrap(owner.operation_id, bytes(sealed or b"")))  # type: ignore[arg-type]  # a BLOB
+                payment = Payment.load(around.seal.unwrap(owner.operation_id, sealed))
             except SealBroken:
                 continue
             settled = rows.Settled(str(transaction), int(number or 0), str(block_hash))
             self.watched[owner.operation_id] = Watched(owner, payment, settled, orjson.loads(str(receipt)))
 
     async def check(self) -> None:
-        """Look whether each watched transaction still stands where it was seen."""
-        if self.around.settlement is None:
-            return
-        for operation_id, each in list(self.watched.items()):
-            head = self.head()
-            if head is not None and head - each.settled.block_number > WATCH_BLOCKS:
-                del self.watched[operation_id]
-                continue
-            try:
-                message = StillStands(each.settled.transaction, each.settled.block_hash)
-                if not await self.around.settlement.ask(message, within=30):
-                    await self.settle_again(each)
-            except (ChainUnavailable, ActorError) as error:
-                log.info("reorg_watch_undecided", reason=str(error))
-                return
+        """Look whether the blocks of the watched transactions still stand: one question a block while they do.
 
-    async def settle_again(self, each: Watched) -> None:
+        Raises `StoreUnavailable` where what was found cannot be recorded; it is found again.
+        """
+        try:
+            for block in self._blocks():
+                if block[0].missing or not await self._stands(block[0]):
+                    for each in block:
+                        await self._see_to(each)
+        except (ChainUnavailable, ActorError) as error:
+            log.info("reorg_watch_undecided", reason=str(error))
+
+    def _blocks(self) -> Sequence[Sequence[Watched]]:
+        """Return what is still watched, by the block that it was seen in."""
+        head = self.head()
+        blocks: defaultdict[tuple[str, bool], list[Watched]] = defaultdict(list)
+        for operation_id, each in list(self.watched.items()):
+            if head is not None and head - each.settled.block_number > WATCH_BLOCKS and not each.missing:
+                del self.watched[operation_id]
+            else:
+                blocks[each.settled.block_hash, each.missing].append(each)
+        return list(blocks.values())
+
+    async def _stands(self, each: Watched) -> bool:
+        return await desk(self.around).ask(StillStands(each.settled.transaction, each.settled.block_hash), within=30)
+
+    async def _see_to(self, each: Watched) -> None:
         """Find the payment's new transaction, or submit the same authorization again, or tell the operator."""
-        around = self.around
-        if around.settlement is None:
+        if await self._stands(each):
+            each.missing = False
             return
-        sighting = await around.settlement.ask(Look(each.payment, each.settled.block_number, ()), within=60)
+        each.missing = True
+        sighting = await self._look(each)
         if sighting.standing is Standing.UNUSED:
             log.warning(
                 "settlement_reorganised", operation_id=each.owner.operation_id, transaction=each.settled.transaction
             )
-            submission = await around.settlement.ask(Settle(each.payment), within=around.settle_timeout_s + 5)
-            hints = (submission.transaction,) if submission.transaction else ()
-            sighting = await around.settlement.ask(Look(each.payment, each.settled.block_number, hints), within=60)
-        try:
-            if sighting.standing is Standing.PAID and sighting.transaction and sighting.block_hash:
-                each.settled = rows.Settled(sighting.transaction, sighting.block_number or 0, sighting.block_hash)
-                each.receipt = self.signed_anew(each)
-                told = rows.Happening(State.SETTLED, around.clock_ms(), "settled again after a reorganisation")
-                await around.store.commit(
-                    rows.resettle(each.owner, receipt_json=orjson.dumps(each.receipt).decode(), settled=each.settled),
-                    *rows.happenings(each.owner, around.clock_ms(), [told]),
-                )
-            elif sighting.standing in {Standing.EXPIRED, Standing.CANCELLED}:
-                del self.watched[each.owner.operation_id]
-                told = rows.Happening(State.NEEDS_OPERATOR, around.clock_ms(), "the settlement was reorganised away")
-                await around.store.commit(
-                    rows.alarm(
-                        each.owner,
-                        failure_code="operator_needed",
-                        failure_detail="a reorganisation took the settled transaction, and the authorization is dead",
-                    ),
-                    *rows.happenings(each.owner, around.clock_ms(), [told]),
-                )
-        except Conflict:
-            self.watched.pop(each.owner.operation_id, None)
+            message = Settle(each.payment)
+            submission = await desk(self.around).ask(message, within=self.around.settle_timeout_s + 5)
+            sighting = await self._look(each, *([submission.transaction] if submission.transaction else []))
+        await self._record(each, sighting)
 
-    def signed_anew(self, each: Watched) -> dict[str, Any]:
-        """Return the receipt with the new transaction, signed."""
-        unsigned = {name: value for name, value in each.receipt.items() if name != "signature"}
-        unsigned["settlement"] = unsigned["settlement"] | {"transaction": each.settled.transaction}
-        return self.around.signer.sign(unsigned)
+    async def _look(self, each: Watched, *hints: str) -> Sighting:
+        return await desk(self.around).ask(Look(each.payment, each.settled.block_number, hints), within=60)
+
+    async def _record(self, each: Watched, sighting: Sighting) -> None:
+        match sighting.standing:
+            case Standing.PAID:
+                settled = settled_in(sighting)
+                receipt = signed_anew(each.receipt, settled, self.around.signer)
+                step = rows.resettle(each.owner, receipt_json=orjson.dumps(receipt).decode(), settled=settled)
+                await self._commit(each, step, State.SETTLED, "settled again after a reorganisation")
+                each.settled, each.receipt, each.missing = settled, receipt, False
+            case Standing.EXPIRED | Standing.CANCELLED:
+                await self._alarm(each, "a reorganisation took the settled transaction, and the authorization is dead")
+            case Standing.UNTRACED if self._long_dead(each):
+                await self._alarm(each, "a reorganisation took the settled transaction, and no other can be found")
+            case _:
+                return
+
+    def _long_dead(self, each: Watched) -> bool:
+        return self.around.clock_ms() // 1000 >= each.payment.valid_before + UNTRACED_PATIENCE_S
+
+    async def _alarm(self, each: Watched, why: str) -> None:
+        log.error("settlement_lost", operation_id=each.owner.operation_id, why=why)
+        step = rows.alarm(each.owner, failure_code=OperatorNeeded.code, failure_detail=why)
+        await self._commit(each, step, State.NEEDS_OPERATOR, why)
+        self.watched.pop(each.owner.operation_id, None)
+
+    async def _commit(self, each: Watched, step: Statement, state: State, note: str) -> None:
+        store, owner = self.around.store, each.owner
+        told, _ = await rows.history(store, owner.operation_id)
+        happening = rows.Happening(state, self.around.clock_ms(), note)
+        try:
+            await store.commit(step, *rows.happenings(owner, told + 1, [happening]))
+        except Conflict:
+            self.watched.pop(owner.operation_id, None)
+
+
+def signed_anew(receipt: Mapping[str, Any], settled: rows.Settled, signer: Signer) -> dict[str, Any]:
+    """Return a receipt with another transaction, signed."""
+    unsigned = {name: value for name, value in receipt.items() if name != "signature"}
+    return signer.sign(unsigned | {"settlement": unsigned["settlement"] | {"transaction": settled.transaction}})

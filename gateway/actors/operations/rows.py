@@ -12,9 +12,7 @@ import attrs
 import orjson
 
 from gateway.actors.operations.life import State
-from gateway.actors.operations.order import Order
-from gateway.actors.payment import Payment
-from gateway.actors.store import Row, Statement
+from gateway.actors.store import Row, Statement, Store, Value
 from gateway.registry.ledger import Entry
 
 OUTPUT_LIFE_MS = 7 * 24 * 3600 * 1000
@@ -39,67 +37,6 @@ class Happening:
     note: str | None = None
 
 
-@attrs.frozen
-class Sealed:
-    """What is kept of a fresh claim, sealed."""
-
-    request: bytes
-    payment: bytes | None
-    node_wrap: bytes
-    key_wraps: Sequence[bytes]
-
-
-def claim(owner: Owner, order: Order, sealed: Sealed, *, now: int, lease_until: int) -> list[tuple[str, Statement]]:
-    """Return the statements of a first claim, each with what its conflict means: operation, key, caller or payment."""
-    payment = order.payment
-    steps = [("operation", _insert_operation(owner, order, sealed, now, lease_until))]
-    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
-        steps.append(("key", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=1)))
-        steps += [("caller", _insert_caller(name[0].hmac, caller, owner, rows=1)) for caller in order.callers]
-    if payment is not None:
-        steps.append(("payment", _insert_authorization(payment, owner, now)))
-    steps += [("event", each) for each in happenings(owner, 1, [Happening(State.CLAIMED, now)])]
-    return steps
-
-
-def reclaim(
-    owner: Owner, order: Order, sealed: Sealed, *, now: int, lease_until: int, attempt: int, step: int
-) -> list[tuple[str, Statement]]:
-    """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch."""
-    payment = order.payment
-    update = Statement(
-        """
-        UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
-            lease_until = :lease_until, node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
-            amount = :amount, protocol = :protocol, payer = :payer, nonce = :nonce, valid_before = :valid_before,
-            challenge_id = :challenge_id, sealed_payment = :sealed_payment, settlement = :settlement, failure_code = NULL,
-            failure_detail = NULL, ended_at = NULL, output_until = NULL, tombstone_until = NULL
-        WHERE operation_id = :operation_id AND state = 'failed' AND epoch = :epoch - 1
-        """,
-        {
-            "operation_id": owner.operation_id,
-            "epoch": owner.epoch,
-            "attempt": attempt,
-            "node": owner.node,
-            "lease_until": lease_until,
-            "node_wrap": sealed.node_wrap,
-            "settlement": "none" if payment is None else "not_settled",
-            **_payment_columns(payment, sealed),
-        },
-        rows=1,
-    )
-    steps = [("operation", update)]
-    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
-        steps.append(("name", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=None)))
-        steps += [("name", _insert_caller(name[0].hmac, caller, owner, rows=None)) for caller in order.callers]
-    if payment is not None:
-        steps.append(("payment", _insert_authorization(payment, owner, now)))
-    steps += [
-        ("event", each) for each in happenings(owner, step, [Happening(State.CLAIMED, now, f"attempt {attempt}")])
-    ]
-    return steps
-
-
 def take_over(owner: Owner, *, lease_until: int) -> Statement:
     """Return the statement that makes `owner` the owner of an open operation of the epoch before."""
     return Statement(
@@ -112,9 +49,16 @@ def take_over(owner: Owner, *, lease_until: int) -> Statement:
     )
 
 
-def keep(
-    owner: Owner, *, sealed_output: bytes, result_hash: str, route: str, executed_at: int, look_from_block: int | None
-) -> Statement:
+@attrs.frozen
+class Result:
+    """What a receipt says of an output: its hash, its route as JSON, and when it was made (ms since 1970)."""
+
+    hash: str
+    route: str
+    at: int
+
+
+def keep(owner: Owner, *, sealed_output: bytes, result: Result, look_from_block: int | None) -> Statement:
     """Return the durable step `executed`: the sealed output and the intent to settle."""
     return Statement(
         """
@@ -126,9 +70,9 @@ def keep(
             "operation_id": owner.operation_id,
             "epoch": owner.epoch,
             "sealed_output": sealed_output,
-            "result_hash": result_hash,
-            "route": route,
-            "executed_at": executed_at,
+            "result_hash": result.hash,
+            "route": result.route,
+            "executed_at": result.at,
             "look_from_block": look_from_block,
         },
         rows=1,
@@ -144,24 +88,28 @@ class Settled:
     block_hash: str
 
 
+def _block(settled: Settled | None) -> dict[str, Value]:
+    return {
+        "transaction_hash": settled.transaction if settled else None,
+        "block_number": settled.block_number if settled else None,
+        "block_hash": settled.block_hash if settled else None,
+    }
+
+
 def receipt(
-    owner: Owner,
-    *,
-    receipt_json: str,
-    settled: Settled | None,
-    sealed_output: bytes,
-    result_hash: str,
-    route: str,
-    executed_at: int,
-    now: int,
+    owner: Owner, *, receipt_json: str, settled: Settled | None, sealed_output: bytes | None, result: Result, now: int
 ) -> Statement:
-    """Return the durable step `receipted`; the data key leaves the node with it."""
+    """Return the durable step `receipted`; the data key leaves the node with it.
+
+    `sealed_output` is None where it was kept before.
+    """
     return Statement(
         """
         UPDATE operations SET state = 'receipted', receipt = :receipt, settlement = :settlement,
             transaction_hash = :transaction_hash, block_number = :block_number, block_hash = :block_hash,
-            sealed_output = :sealed_output, result_hash = :result_hash, route = :route, executed_at = :executed_at,
-            node_wrap = NULL, ended_at = :now, output_until = :output_until, tombstone_until = :tombstone_until
+            sealed_output = COALESCE(:sealed_output, sealed_output), result_hash = :result_hash, route = :route,
+            executed_at = :executed_at, node_wrap = NULL, failure_code = NULL, failure_detail = NULL,
+            ended_at = :now, output_until = :output_until, tombstone_until = :tombstone_until
         WHERE operation_id = :operation_id AND epoch = :epoch AND ended_at IS NULL
         """,
         {
@@ -169,13 +117,11 @@ def receipt(
             "epoch": owner.epoch,
             "receipt": receipt_json,
             "settlement": "none" if settled is None else "settled",
-            "transaction_hash": settled.transaction if settled else None,
-            "block_number": settled.block_number if settled else None,
-            "block_hash": settled.block_hash if settled else None,
+            **_block(settled),
             "sealed_output": sealed_output,
-            "result_hash": result_hash,
-            "route": route,
-            "executed_at": executed_at,
+            "result_hash": result.hash,
+            "route": result.route,
+            "executed_at": result.at,
             "now": now,
             "output_until": now + OUTPUT_LIFE_MS,
             "tombstone_until": now + TOMBSTONE_LIFE_MS,
@@ -184,14 +130,28 @@ def receipt(
     )
 
 
-def end(owner: Owner, *, state: State, settlement: str, failure_code: str, failure_detail: str, now: int) -> Statement:
-    """Return the durable end of an attempt that charged nothing, or that waits for the operator."""
+def end(
+    owner: Owner,
+    *,
+    state: State,
+    settlement: str,
+    settled: Settled | None,
+    failure_code: str,
+    failure_detail: str,
+    now: int,
+) -> Statement:
+    """Return the durable end of an attempt that charged nothing, or that waits for the operator.
+
+    What waits for the operator keeps all that it has until the decision.
+    """
     return Statement(
         """
-        UPDATE operations SET state = :state, settlement = :settlement, failure_code = :failure_code,
-            failure_detail = :failure_detail, node_wrap = NULL, ended_at = :now,
-            output_until = CASE WHEN sealed_output IS NULL THEN NULL ELSE :output_until END,
-            tombstone_until = :tombstone_until
+        UPDATE operations SET state = :state, settlement = :settlement, transaction_hash = :transaction_hash,
+            block_number = :block_number, block_hash = :block_hash, failure_code = :failure_code,
+            failure_detail = :failure_detail, ended_at = :now,
+            node_wrap = CASE WHEN :waits = 1 THEN node_wrap ELSE NULL END,
+            output_until = CASE WHEN :waits = 1 OR sealed_output IS NULL THEN NULL ELSE :output_until END,
+            tombstone_until = CASE WHEN :waits = 1 THEN NULL ELSE :tombstone_until END
         WHERE operation_id = :operation_id AND epoch = :epoch AND ended_at IS NULL
         """,
         {
@@ -199,13 +159,22 @@ def end(owner: Owner, *, state: State, settlement: str, failure_code: str, failu
             "epoch": owner.epoch,
             "state": state.value,
             "settlement": settlement,
+            **_block(settled),
             "failure_code": failure_code,
             "failure_detail": failure_detail,
             "now": now,
+            "waits": int(state is State.NEEDS_OPERATOR),
             "output_until": now + OUTPUT_LIFE_MS,
             "tombstone_until": now + TOMBSTONE_LIFE_MS,
         },
         rows=1,
+    )
+
+
+def free_authorizations(owner: Owner) -> Statement:
+    """Return the statement that lets the payments of a burned key buy something else."""
+    return Statement(
+        "DELETE FROM authorizations WHERE operation_id = :operation_id", {"operation_id": owner.operation_id}
     )
 
 
@@ -214,17 +183,10 @@ def resettle(owner: Owner, *, receipt_json: str, settled: Settled) -> Statement:
     return Statement(
         """
         UPDATE operations SET receipt = :receipt, transaction_hash = :transaction_hash, block_number = :block_number,
-            block_hash = :block_hash
+            block_hash = :block_hash, settlement = 'settled', failure_code = NULL, failure_detail = NULL
         WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted'
         """,
-        {
-            "operation_id": owner.operation_id,
-            "epoch": owner.epoch,
-            "receipt": receipt_json,
-            "transaction_hash": settled.transaction,
-            "block_number": settled.block_number,
-            "block_hash": settled.block_hash,
-        },
+        {"operation_id": owner.operation_id, "epoch": owner.epoch, "receipt": receipt_json, **_block(settled)},
         rows=1,
     )
 
@@ -242,6 +204,44 @@ def alarm(owner: Owner, *, failure_code: str, failure_detail: str) -> Statement:
             "failure_code": failure_code,
             "failure_detail": failure_detail,
         },
+        rows=1,
+    )
+
+
+def unpaid(owner: Owner, *, state: State, settlement: str, why: str, now: int) -> Statement:
+    """Return the statement that ends an operation which waits for the operator as unpaid.
+
+    One that waits in `needs_operator` becomes `failed`; a receipted one stays, its result was released.
+    """
+    return Statement(
+        """
+        UPDATE operations SET state = :state, settlement = :settlement, failure_code = 'settlement_failed',
+            failure_detail = :why, node_wrap = NULL,
+            output_until = CASE WHEN sealed_output IS NULL THEN NULL ELSE COALESCE(output_until, :output_until) END,
+            tombstone_until = COALESCE(tombstone_until, :tombstone_until)
+        WHERE operation_id = :operation_id AND epoch = :epoch AND failure_code = 'operator_needed'
+        """,
+        {
+            "operation_id": owner.operation_id,
+            "epoch": owner.epoch,
+            "state": state.value,
+            "settlement": settlement,
+            "why": why,
+            "output_until": now + OUTPUT_LIFE_MS,
+            "tombstone_until": now + TOMBSTONE_LIFE_MS,
+        },
+        rows=1,
+    )
+
+
+def reopen(owner: Owner) -> Statement:
+    """Return the statement that takes an operation back from the operator, to be ended anew in the same step."""
+    return Statement(
+        """
+        UPDATE operations SET ended_at = NULL
+        WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'needs_operator'
+        """,
+        {"operation_id": owner.operation_id, "epoch": owner.epoch},
         rows=1,
     )
 
@@ -294,110 +294,14 @@ def postings(entries: Sequence[Entry]) -> list[Statement]:
     ]
 
 
-def _insert_operation(owner: Owner, order: Order, sealed: Sealed, now: int, lease_until: int) -> Statement:
-    payment = order.payment
-    return Statement(
-        """
-        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, lease_until, funding,
-            request_hash, sealed_request, node_wrap, quote_id, price_version, network, asset, amount, pay_to,
-            protocol, payer, nonce, valid_before, challenge_id, sealed_payment, settlement, claimed_at)
-        VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :lease_until, :funding, :request_hash,
-            :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol,
-            :payer, :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
-        """,
-        {
-            "operation_id": owner.operation_id,
-            "operation": order.operation.id,
-            "epoch": owner.epoch,
-            "node": owner.node,
-            "lease_until": lease_until,
-            "funding": "free" if payment is None else "paid",
-            "request_hash": order.request_hash,
-            "sealed_request": sealed.request,
-            "node_wrap": sealed.node_wrap,
-            "network": payment.network if payment else None,
-            "asset": payment.asset if payment else None,
-            "pay_to": payment.pay_to if payment else None,
-            "settlement": "none" if payment is None else "not_settled",
-            "now": now,
-            **_payment_columns(payment, sealed),
-        },
-        rows=1,
-    )
-
-
-def _payment_columns(payment: Payment | None, sealed: Sealed) -> dict[str, str | int | bytes | None]:
-    return {
-        "quote_id": payment.quote_id if payment else None,
-        "price_version": payment.price_version if payment else None,
-        "amount": payment.amount if payment else 0,
-        "protocol": payment.protocol if payment else None,
-        "payer": payment.payer if payment else None,
-        "nonce": payment.nonce if payment else None,
-        "valid_before": payment.valid_before if payment else None,
-        "challenge_id": payment.challenge_id if payment else None,
-        "sealed_payment": sealed.payment,
-    }
-
-
-def _insert_key(
-    key_hmac: str, request_hash: str, owner: Owner, pepper: int, wrap: bytes, *, rows: int | None
-) -> Statement:
-    return Statement(
-        """
-        INSERT INTO idempotency_keys (key_hmac, request_hash, operation_id, pepper, key_wrap)
-        VALUES (:key_hmac, :request_hash, :operation_id, :pepper, :key_wrap) ON CONFLICT DO NOTHING
-        """,
-        {
-            "key_hmac": key_hmac,
-            "request_hash": request_hash,
-            "operation_id": owner.operation_id,
-            "pepper": pepper,
-            "key_wrap": wrap,
-        },
-        rows=rows,
-    )
-
-
-def _insert_caller(key_hmac: str, caller: str, owner: Owner, *, rows: int | None) -> Statement:
-    return Statement(
-        """
-        INSERT INTO idempotency_callers (key_hmac, caller, operation_id)
-        VALUES (:key_hmac, :caller, :operation_id) ON CONFLICT DO NOTHING
-        """,
-        {"key_hmac": key_hmac, "caller": caller, "operation_id": owner.operation_id},
-        rows=rows,
-    )
-
-
-def _insert_authorization(payment: Payment, owner: Owner, now: int) -> Statement:
-    """One authorization, one operation: a conflict unless it is bound to this operation already."""
-    chain_id, asset, authorizer, nonce = payment.key
-    return Statement(
-        """
-        INSERT INTO authorizations (chain_id, asset, authorizer, nonce, operation_id, claimed_at, valid_before)
-        VALUES (:chain_id, :asset, :authorizer, :nonce, :operation_id, :claimed_at, :valid_before)
-        ON CONFLICT (chain_id, asset, authorizer, nonce) DO UPDATE SET claimed_at = excluded.claimed_at
-        WHERE authorizations.operation_id = excluded.operation_id
-        """,
-        {
-            "chain_id": chain_id,
-            "asset": asset,
-            "authorizer": authorizer,
-            "nonce": nonce,
-            "operation_id": owner.operation_id,
-            "claimed_at": now,
-            "valid_before": payment.valid_before,
-        },
-        rows=1,
-    )
-
-
 OPEN = """
     SELECT operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap, sealed_payment,
-        sealed_output, look_from_block, executed_at, amount
-    FROM operations WHERE ended_at IS NULL AND (lease_until < :now OR node = :node) ORDER BY lease_until LIMIT :limit
+        sealed_output, look_from_block, result_hash, route, executed_at
+    FROM operations WHERE ended_at IS NULL AND (lease_until < :now OR node = :node)
+        AND (funding = 'free' OR (network = :network AND asset = :asset))
+    ORDER BY lease_until, operation_id LIMIT :limit
 """
+"""Open operations that this node may take on: its own and those of nobody; paid ones on the chain that it is on."""
 
 
 @attrs.frozen
@@ -415,13 +319,35 @@ class OpenRow:
     sealed_payment: bytes | None
     sealed_output: bytes | None
     look_from_block: int | None
+    result_hash: str | None
+    route: str | None
     executed_at: int | None
-    amount: int
+
+    @property
+    def result(self) -> Result | None:
+        """What a receipt says of the kept output."""
+        if self.sealed_output is None or self.result_hash is None or self.route is None or self.executed_at is None:
+            return None
+        return Result(self.result_hash, self.route, self.executed_at)
 
 
 def open_row(row: Row) -> OpenRow:
     """Return a row of `OPEN`."""
     return OpenRow(*row)  # type: ignore[arg-type]  # the schema's types
+
+
+HISTORY = """
+    SELECT COALESCE(MAX(step), 0),
+        COALESCE(MAX(CASE WHEN state = 'claimed' AND note LIKE 'attempt %' THEN epoch END), 1)
+    FROM operation_events WHERE operation_id = :operation_id
+"""
+"""How far an operation's history goes, and the epoch in which its present attempt was claimed."""
+
+
+async def history(store: Store, operation_id: str) -> tuple[int, int]:
+    """Return what `HISTORY` tells."""
+    ((step, epoch),) = await store.fetch(HISTORY, {"operation_id": operation_id})
+    return int(step or 0), int(epoch or 1)
 
 
 def route_json(route: object) -> str:

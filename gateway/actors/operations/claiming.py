@@ -1,0 +1,296 @@
+"""Claiming an order: one durable step before any foreign effect, decided by the store's unique rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import orjson
+
+from gateway.actors.failpoints import failpoint
+from gateway.actors.operations import rows
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, open_output
+from gateway.actors.operations.life import State
+from gateway.actors.operations.order import Earlier, Order
+from gateway.actors.payment import Payment
+from gateway.actors.store import Conflict, Statement, StoreUncertain, Value
+from gateway.errors import (
+    GatewayError,
+    IdempotencyKeyReused,
+    OperationInProgress,
+    OperatorNeeded,
+    PayerOnHold,
+    PaymentAlreadyBound,
+    PaymentRequired,
+)
+from gateway.registry.execution import Served
+from gateway.registry.sealing import SealBroken, new_data_key, seal
+
+LEASE_MS = 60_000
+
+
+async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
+    """Commit the claim; raises the `GatewayError` that a lost race, a payer on hold or a store at fault means."""
+    now, earlier = around.clock_ms(), order.earlier
+    payment, kept = order.payment, None
+    if earlier is not None:
+        payment, kept = await _taken_up(order, earlier, around)
+    if order.operation.paid and payment is None:
+        raise PaymentRequired
+    if payment is not None and kept is None:
+        await _refuse_held_payer(payment, around, now)
+    data_key = earlier.data_key if earlier else new_data_key()
+    owner = rows.Owner(operation_id, around.node, earlier.epoch + 1 if earlier else 1)
+    sealed = Sealed(
+        request=seal(data_key, operation_id, "request", orjson.dumps(dict(order.body))),
+        payment=around.seal.wrap(operation_id, payment.dump()) if payment else None,
+        node_wrap=around.seal.wrap(operation_id, data_key),
+        key_wraps=[name[0].wrap(operation_id, data_key) for name in order.names],
+    )
+    told, attempt = 0, 1
+    if earlier is None:
+        steps = first_claim(owner, order, payment, sealed, now=now)
+    else:
+        told, _ = await rows.history(around.store, operation_id)
+        attempt = earlier.attempt + 1
+        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, step=told + 1)
+    failpoint("claim.before")
+    try:
+        await around.store.commit(*(statement for _, statement in steps))
+    except Conflict as conflict:
+        raise _lost(steps[conflict.index][0]) from conflict
+    except StoreUncertain as error:
+        error.operation_id = operation_id
+        raise
+    failpoint("claim.after")
+    return Life(
+        owner,
+        order.operation.id,
+        order.operation,
+        order.request,
+        order.request_hash,
+        payment,
+        data_key,
+        attempt,
+        next_step=told + 2,
+        served=kept.served if kept else None,
+        result=kept.result if kept else None,
+    )
+
+
+@attrs.frozen
+class _Kept:
+    """The output of an earlier attempt, so that nothing runs again."""
+
+    served: Served
+    result: rows.Result
+
+
+async def _taken_up(order: Order, earlier: Earlier, around: Surroundings) -> tuple[Payment | None, _Kept | None]:
+    """Return what pays for the next attempt and what is there already.
+
+    A payment that the chain showed made is used up before any other is taken.
+    """
+    found = await around.store.fetch(
+        "SELECT settlement, sealed_payment, result_hash, route, executed_at FROM operations"
+        " WHERE operation_id = :operation_id",
+        {"operation_id": earlier.operation_id},
+    )
+    if not found:
+        raise OperationInProgress(operation_id=earlier.operation_id, retry_after=RETRY_AFTER_S)
+    settlement, sealed_payment, result_hash, route, executed_at = found[0]
+    payment, kept = order.payment, None
+    try:
+        if settlement == "settled" and isinstance(sealed_payment, bytes):
+            payment = Payment.load(around.seal.unwrap(earlier.operation_id, sealed_payment))
+        if payment is not None and earlier.sealed_output is not None and result_hash is not None:
+            served = open_output(earlier.data_key, earlier.operation_id, earlier.sealed_output)
+            kept = _Kept(served, rows.Result(str(result_hash), str(route), int(executed_at or 0)))
+    except SealBroken as error:
+        raise OperatorNeeded(str(error), operation_id=earlier.operation_id) from error
+    return payment, kept
+
+
+async def _refuse_held_payer(payment: Payment, around: Surroundings, now: int) -> None:
+    """Refuse a payer whose payment failed to settle a while ago, unless the result is there and nothing is at risk."""
+    found = await around.store.fetch(
+        "SELECT hold_until FROM payer_holds WHERE payer = :payer AND hold_until > :now",
+        {"payer": payment.payer.lower(), "now": now},
+    )
+    for (hold_until,) in found:
+        raise PayerOnHold(
+            "an earlier payment of this payer failed to settle after its result was made",
+            retry_after=(int(hold_until or now) - now) / 1000,
+        )
+
+
+def _lost(what: str) -> GatewayError:
+    """Return what a conflict in the claim means."""
+    if what == "payment":
+        return PaymentAlreadyBound()
+    if what == "caller":
+        return IdempotencyKeyReused()
+    return OperationInProgress(retry_after=RETRY_AFTER_S)
+
+
+# -- statements --------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Sealed:
+    """What is kept of a claim, sealed."""
+
+    request: bytes
+    payment: bytes | None
+    node_wrap: bytes
+    key_wraps: Sequence[bytes]
+
+
+Steps = list[tuple[str, Statement]]
+"""Statements of a claim, each with what its conflict means: operation, key, caller or payment."""
+
+
+def first_claim(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, *, now: int) -> Steps:
+    """Return the statements of a first claim."""
+    steps = [("operation", _insert_operation(owner, order, payment, sealed, now))]
+    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
+        steps.append(("key", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=1)))
+        steps += [("caller", _insert_caller(name[0].hmac, caller, owner, rows=1)) for caller in order.callers]
+    if payment is not None:
+        steps.append(("payment", _insert_authorization(payment, owner, now)))
+    claimed = rows.Happening(State.CLAIMED, now)
+    return [*steps, *(("event", each) for each in rows.happenings(owner, 1, [claimed]))]
+
+
+def next_claim(
+    owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, *, now: int, attempt: int, step: int
+) -> Steps:
+    """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch."""
+    update = Statement(
+        """
+        UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
+            lease_until = :lease_until, node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
+            network = :network, asset = :asset, amount = :amount, pay_to = :pay_to, protocol = :protocol,
+            payer = :payer, nonce = :nonce, valid_before = :valid_before, challenge_id = :challenge_id,
+            sealed_payment = :sealed_payment, settlement = :settlement, transaction_hash = NULL, block_number = NULL,
+            block_hash = NULL, failure_code = NULL, failure_detail = NULL, ended_at = NULL, output_until = NULL,
+            tombstone_until = NULL
+        WHERE operation_id = :operation_id AND state = 'failed' AND epoch = :epoch - 1
+        """,
+        {
+            "operation_id": owner.operation_id,
+            "epoch": owner.epoch,
+            "attempt": attempt,
+            "node": owner.node,
+            "lease_until": now + LEASE_MS,
+            "node_wrap": sealed.node_wrap,
+            **_payment_columns(payment, sealed),
+        },
+        rows=1,
+    )
+    steps = [("operation", update)]
+    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
+        steps.append(("name", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=None)))
+        steps += [("name", _insert_caller(name[0].hmac, caller, owner, rows=None)) for caller in order.callers]
+    if payment is not None:
+        steps.append(("payment", _insert_authorization(payment, owner, now)))
+    claimed = rows.Happening(State.CLAIMED, now, f"attempt {attempt}")
+    return [*steps, *(("event", each) for each in rows.happenings(owner, step, [claimed]))]
+
+
+def _insert_operation(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, now: int) -> Statement:
+    return Statement(
+        """
+        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, lease_until, funding,
+            request_hash, sealed_request, node_wrap, quote_id, price_version, network, asset, amount, pay_to,
+            protocol, payer, nonce, valid_before, challenge_id, sealed_payment, settlement, claimed_at)
+        VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :lease_until, :funding, :request_hash,
+            :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol,
+            :payer, :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
+        """,
+        {
+            "operation_id": owner.operation_id,
+            "operation": order.operation.id,
+            "epoch": owner.epoch,
+            "node": owner.node,
+            "lease_until": now + LEASE_MS,
+            "funding": "free" if payment is None else "paid",
+            "request_hash": order.request_hash,
+            "sealed_request": sealed.request,
+            "node_wrap": sealed.node_wrap,
+            "now": now,
+            **_payment_columns(payment, sealed),
+        },
+        rows=1,
+    )
+
+
+def _payment_columns(payment: Payment | None, sealed: Sealed) -> dict[str, Value]:
+    return {
+        "settlement": "not_settled" if payment else "none",
+        "quote_id": payment.quote_id if payment else None,
+        "price_version": payment.price_version if payment else None,
+        "network": payment.network if payment else None,
+        "asset": payment.asset if payment else None,
+        "amount": payment.amount if payment else 0,
+        "pay_to": payment.pay_to if payment else None,
+        "protocol": payment.protocol if payment else None,
+        "payer": payment.payer if payment else None,
+        "nonce": payment.nonce if payment else None,
+        "valid_before": payment.valid_before if payment else None,
+        "challenge_id": payment.challenge_id if payment else None,
+        "sealed_payment": sealed.payment,
+    }
+
+
+def _insert_key(
+    key_hmac: str, request_hash: str, owner: rows.Owner, pepper: int, wrap: bytes, *, rows: int | None
+) -> Statement:
+    return Statement(
+        """
+        INSERT INTO idempotency_keys (key_hmac, request_hash, operation_id, pepper, key_wrap)
+        VALUES (:key_hmac, :request_hash, :operation_id, :pepper, :key_wrap) ON CONFLICT DO NOTHING
+        """,
+        {
+            "key_hmac": key_hmac,
+            "request_hash": request_hash,
+            "operation_id": owner.operation_id,
+            "pepper": pepper,
+            "key_wrap": wrap,
+        },
+        rows=rows,
+    )
+
+
+def _insert_caller(key_hmac: str, caller: str, owner: rows.Owner, *, rows: int | None) -> Statement:
+    return Statement(
+        """
+        INSERT INTO idempotency_callers (key_hmac, caller, operation_id)
+        VALUES (:key_hmac, :caller, :operation_id) ON CONFLICT DO NOTHING
+        """,
+        {"key_hmac": key_hmac, "caller": caller, "operation_id": owner.operation_id},
+        rows=rows,
+    )
+
+
+def _insert_authorization(payment: Payment, owner: rows.Owner, now: int) -> Statement:
+    """One authorization, one operation: a conflict unless it is bound to this operation already."""
+    chain_id, asset, authorizer, nonce = payment.key
+    return Statement(
+        """
+        INSERT INTO authorizations (chain_id, asset, authorizer, nonce, operation_id, claimed_at, valid_before)
+        VALUES (:chain_id, :asset, :authorizer, :nonce, :operation_id, :claimed_at, :valid_before)
+        ON CONFLICT (chain_id, asset, authorizer, nonce) DO UPDATE SET claimed_at = excluded.claimed_at
+        WHERE authorizations.operation_id = excluded.operation_id
+        """,
+        {
+            "chain_id": chain_id,
+            "asset": asset,
+            "authorizer": authorizer,
+            "nonce": nonce,
+            "operation_id": owner.operation_id,
+            "claimed_at": now,
+            "valid_before": payment.valid_before,
+        },
+        rows=1,
+    )

@@ -1,0 +1,222 @@
+"""An operation in this node's hands: what is known of it, what it needs of the node, how its steps become durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from gateway.actors.operations import rows
+from gateway.actors.operations.life import State
+from gateway.actors.operations.order import Ended
+from gateway.actors.operations.waiting import Waiters
+from gateway.actors.payment import Payment
+from gateway.actors.runtime import Ref
+from gateway.actors.settlement import Message as SettlementMessage
+from gateway.actors.settlement import Sighting
+from gateway.actors.store import Conflict, Statement, Store
+from gateway.errors import GatewayError, OperationInProgress, SettlementPending, StoreUnavailable
+from gateway.registry.execution import Family, Served
+from gateway.registry.operation import Operation
+from gateway.registry.payment.asset import Asset
+from gateway.registry.receipts import Signer
+from gateway.registry.sealing import NodeSeal, unseal
+
+STORE_PATIENCE_S = 20.0
+RETRY_AFTER_S = 2.0
+
+
+class Abandoned(Exception):
+    """This node stops living the operation here; its durable state is taken on later."""
+
+
+@attrs.frozen
+class Surroundings:
+    """What every life needs of the node."""
+
+    store: Store
+    settlement: Ref[SettlementMessage] | None
+    families: Mapping[str, Family]
+    seal: NodeSeal
+    signer: Signer
+    asset: Asset
+    node: str
+    clock_ms: Callable[[], int]
+    draining: trio.Event
+    posted: Callable[[], None]
+    settle_wait_s: float
+    payer_hold_s: float
+    verify_timeout_s: float
+    settle_timeout_s: float
+
+
+@attrs.define(eq=False)
+class Life:
+    """An operation in this node's hands.
+
+    Attributes:
+        operation: the table's entry; None where only a settlement is left to see to.
+        data_key: what its output is sealed under; None where that is so and the key cannot be had.
+        tries: how often this attempt was taken on before, after crashes.
+        served: the output, from the execution or from the store.
+        result: what the receipt says of the output; there as soon as there is one.
+        sent: the facilitator may have got the payment to settle.
+        owed: the ledger says that the payer owes.
+        failure: why it ended without a result; told to those who wait once `over`.
+        over: its end is durable.
+        told: history that the next durable step takes along, from number `next_step` on.
+        gone: nobody lives it any more; who waits has been answered.
+    """
+
+    owner: rows.Owner
+    name: str
+    operation: Operation | None
+    request: Any = attrs.field(repr=False)
+    request_hash: str
+    payment: Payment | None = attrs.field(repr=False)
+    data_key: bytes | None = attrs.field(repr=False)
+    attempt: int
+    next_step: int
+    state: State = State.CLAIMED
+    tries: int = 0
+    served: Served | None = attrs.field(default=None, repr=False)
+    result: rows.Result | None = None
+    look_from_block: int | None = None
+    sighting: Sighting | None = None
+    hints: list[str] = attrs.field(factory=list)
+    submissions: int = 0
+    looks: int = 0
+    sent: bool = False
+    owed: bool = False
+    settled_in: rows.Settled | None = None
+    receipt: Mapping[str, Any] | None = None
+    failure: GatewayError | None = None
+    over: bool = False
+    told: list[rows.Happening] = attrs.field(factory=list)
+    gone: trio.Event = attrs.field(factory=trio.Event)
+    waiters: Waiters = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Make room for those who wait."""
+        self.waiters = Waiters(self.payment)
+
+    @property
+    def operation_id(self) -> str:
+        """The operation's id."""
+        return self.owner.operation_id
+
+    @property
+    def may_have_settled(self) -> bool:
+        """True once the credential may have been submitted: no answer may then carry a challenge."""
+        return self.payment is not None and self.state in {State.EXECUTED, State.SETTLING, State.SETTLED}
+
+    @property
+    def ended(self) -> Ended | None:
+        """The result to answer with; None until the receipt is durable, or where this node cannot open the output."""
+        if not self.over or self.receipt is None or self.served is None:
+            return None
+        return Ended(
+            operation_id=self.operation_id,
+            operation=self.name,
+            request_hash=self.request_hash,
+            output=self.served.output,
+            execution=self.served.execution,
+            receipt=self.receipt,
+            protocol=self.payment.protocol if self.payment else None,
+            challenge_id=self.payment.challenge_id if self.payment else None,
+            replayed=False,
+        )
+
+    def paid_for(self) -> Payment:
+        """Return the payment of a paid operation."""
+        if self.payment is None:
+            raise RuntimeError(f"{self.operation_id} is free")
+        return self.payment
+
+    def done(self) -> rows.Result:
+        """Return what the receipt says of the output."""
+        if self.result is None:
+            raise RuntimeError(f"{self.operation_id} has no result")
+        return self.result
+
+    def unfinished(self) -> GatewayError:
+        """What one is told that cannot wait longer."""
+        kind = SettlementPending if self.may_have_settled else OperationInProgress
+        return kind(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
+
+    def left(self) -> GatewayError:
+        """What those are told that still wait when this node lets go of the operation."""
+        if self.over:
+            return self.failure or OperationInProgress(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
+        if self.may_have_settled:
+            return self.unfinished()
+        return StoreUnavailable(
+            "the operation could not be carried on here; it is taken on again by itself",
+            operation_id=self.operation_id,
+            retry_after=RETRY_AFTER_S,
+        )
+
+
+# -- durable steps -----------------------------------------------------------------------------------------------------
+
+
+async def write(life: Life, around: Surroundings, state: State, *statements: Statement) -> None:
+    """Commit a step that leaves the operation in `state`, with the history told so far.
+
+    Tries again while the store is away and gives up after a while; raises `Abandoned`.
+    """
+    told = rows.happenings(life.owner, life.next_step, life.told)
+    gives_up = trio.current_time() + STORE_PATIENCE_S
+    pause = 0.1
+    while True:
+        try:
+            await around.store.commit(*statements, *told)
+            break
+        except Conflict as conflict:
+            if await _stands(life, around, state):
+                break
+            raise Abandoned("another owner has taken the operation on") from conflict
+        except StoreUnavailable as error:
+            if trio.current_time() >= gives_up or around.draining.is_set():
+                raise Abandoned(f"the store is unavailable: {error.detail}") from error
+            await trio.sleep(pause)
+            pause = min(pause * 2, 2.0)
+    life.next_step += len(life.told)
+    life.told.clear()
+
+
+async def _stands(life: Life, around: Surroundings, state: State) -> bool:
+    """Return True if the step that conflicts is our own, committed by a try whose answer was lost."""
+    try:
+        found = await around.store.fetch(
+            "SELECT state, epoch FROM operations WHERE operation_id = :operation_id",
+            {"operation_id": life.operation_id},
+        )
+    except StoreUnavailable as error:
+        raise Abandoned(f"the store cannot be read: {error.detail}") from error
+    return found == [(state.value, life.owner.epoch)]
+
+
+async def pause(around: Surroundings, seconds: float) -> None:
+    """Wait, unless the node drains: what is durable is taken on at the next start.  Raises `Abandoned`."""
+    with trio.move_on_after(seconds):
+        await around.draining.wait()
+    if around.draining.is_set():
+        raise Abandoned("the node is shutting down")
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+def plain_output(served: Served) -> bytes:
+    """Return an output as the bytes that are sealed; raises `TypeError` where it is no JSON."""
+    return orjson.dumps({"output": served.output, "execution": served.execution})
+
+
+def open_output(data_key: bytes, operation_id: str, sealed: bytes) -> Served:
+    """Open a kept output; raises `SealBroken`."""
+    plain = orjson.loads(unseal(data_key, operation_id, "output", sealed))
+    return Served(plain["output"], plain["execution"])

@@ -1,0 +1,201 @@
+"""The effects that concern a payment: verify it, settle it, look for it on chain.
+
+Whatever the facilitator answers, the chain decides whether something was paid.
+"""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from gateway.actors.failpoints import failpoint
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, pause
+from gateway.actors.operations.life import Event
+from gateway.actors.runtime import ActorError, Ref
+from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, Verdict, Verify
+from gateway.actors.settlement import Message as SettlementMessage
+from gateway.errors import (
+    AuthorizationExpiresTooSoon,
+    AuthorizationUsed,
+    FacilitatorUnavailable,
+    GatewayError,
+    InsufficientFunds,
+    OperatorNeeded,
+    PaymentRejected,
+    SettlementFailed,
+    SignatureInvalid,
+)
+
+log = structlog.get_logger(__name__)
+
+SETTLE_WATCH_AFTER_S = 2.0
+SETTLE_MARGIN_S = 15
+LOOKS_BEFORE_RESETTLING = 5
+UNTRACED_PATIENCE_S = 600
+MADE = frozenset({Standing.PAID, Standing.SHALLOW})
+"""Where a payment stands that has been made, deep enough or not yet."""
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+async def verify(life: Life, around: Surroundings) -> Event:
+    """Ask the facilitator; when it refuses, the chain tells whether somebody has paid already."""
+    failpoint("verify.before")
+    if _comes_too_late(life, around):
+        return await _refused(life, around, "expires_too_soon")
+    try:
+        verification = await desk(around).ask(Verify(life.paid_for()), within=around.verify_timeout_s + 5)
+    except ActorError as error:
+        return _unverifiable(life, f"the payment could not be verified ({type(error).__name__})")
+    failpoint("verify.after")
+    match verification.verdict:
+        case Verdict.VALID:
+            return Event.VERIFIED if life.served is None else Event.VERIFIED_KEPT
+        case Verdict.UNAVAILABLE:
+            return _unverifiable(life, f"the facilitator did not verify the payment ({verification.reason})")
+        case Verdict.INVALID:
+            return await _refused(life, around, verification.reason)
+
+
+def _comes_too_late(life: Life, around: Surroundings) -> bool:
+    """Return True if a crash has cost so much time that the authorization does not outlive the run any more."""
+    if not life.tries:
+        return False
+    run_s = life.operation.deadline_s if life.operation and life.served is None else 0
+    return life.paid_for().valid_before < around.clock_ms() / 1000 + run_s + SETTLE_MARGIN_S
+
+
+async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
+    """Let the chain say what a refusal means: a payment that was made, or one that cannot be."""
+    try:
+        life.sighting = await sight(life, around)
+    except (ChainUnavailable, ActorError) as error:
+        return _unverifiable(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
+    match life.sighting.standing:
+        case Standing.PAID | Standing.SHALLOW:
+            return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
+        case Standing.UNTRACED:
+            return _unverifiable(life, "the authorization is spent on chain, and its transaction cannot be found yet")
+        case Standing.CANCELLED:
+            life.failure = AuthorizationUsed("the authorization is spent on chain and has paid nothing")
+        case Standing.EXPIRED:
+            life.failure = AuthorizationExpiresTooSoon("the authorization has expired")
+        case Standing.UNUSED:
+            life.failure = _meaning(reason)
+    life.failure.operation_id = life.operation_id
+    return Event.REFUSED
+
+
+def _meaning(reason: str) -> GatewayError:
+    if reason == "expires_too_soon":
+        return AuthorizationExpiresTooSoon("the authorization does not outlive the run any more")
+    kind = PaymentRejected
+    if "insufficient" in reason:
+        kind = InsufficientFunds
+    elif reason.endswith("_signature"):
+        kind = SignatureInvalid
+    return kind(f"the facilitator refused the payment: {reason}")
+
+
+def _unverifiable(life: Life, why: str) -> Event:
+    life.failure = FacilitatorUnavailable(why, operation_id=life.operation_id, retry_after=RETRY_AFTER_S)
+    return Event.UNVERIFIABLE
+
+
+# -- settle ------------------------------------------------------------------------------------------------------------
+
+
+async def settle(life: Life, around: Surroundings) -> Event:
+    """Ask the facilitator to settle, and watch the chain meanwhile: its answer is only a hint."""
+    if not life.submissions and life.sighting is not None and life.sighting.standing in MADE:
+        return Event.SUBMITTED  # somebody else has submitted it
+    if life.submissions:
+        await pause(around, min(2.0 ** (life.submissions - 1), 30.0))
+    life.submissions += 1
+    life.looks = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_submit, life, around, nursery.cancel_scope)
+        nursery.start_soon(_watch, life, around, nursery.cancel_scope)
+    return Event.SUBMITTED
+
+
+async def _submit(life: Life, around: Surroundings, scope: trio.CancelScope) -> None:
+    try:
+        submission = await desk(around).ask(Settle(life.paid_for()), within=around.settle_timeout_s + 5)
+    except ActorError as error:
+        log.warning("settle_unanswered", operation_id=life.operation_id, error=type(error).__name__)
+        life.sent = True
+    else:
+        log.info("settle_answered", operation_id=life.operation_id, reason=submission.reason)
+        life.sent = life.sent or submission.sent
+        if submission.transaction and submission.transaction not in life.hints:
+            life.hints.append(submission.transaction)
+    scope.cancel()
+
+
+async def _watch(life: Life, around: Surroundings, scope: trio.CancelScope) -> None:
+    """Look for the payment while the facilitator has not answered yet."""
+    await trio.sleep(SETTLE_WATCH_AFTER_S)
+    while True:
+        try:
+            sighting = await sight(life, around)
+        except (ChainUnavailable, ActorError):
+            sighting = None
+        if sighting is not None and sighting.standing in MADE:
+            life.sent = True
+            scope.cancel()
+        await trio.sleep(1)
+
+
+# -- look --------------------------------------------------------------------------------------------------------------
+
+
+async def look(life: Life, around: Surroundings) -> Event:
+    """Ask the chain, and let it decide."""
+    if life.looks:
+        await pause(around, min(0.25 * 2.0 ** (life.looks - 1), 15.0))
+    life.looks += 1
+    try:
+        life.sighting = await sight(life, around)
+    except (ChainUnavailable, ActorError) as error:
+        log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
+        return Event.UNDECIDED
+    match life.sighting.standing:
+        case Standing.PAID:
+            return Event.CONFIRMED
+        case Standing.UNUSED:
+            waiting = life.sent and life.looks < LOOKS_BEFORE_RESETTLING
+            return Event.UNDECIDED if waiting else Event.UNUSED
+        case Standing.EXPIRED | Standing.CANCELLED:
+            life.failure = SettlementFailed(_why(life.sighting), operation_id=life.operation_id)
+            return Event.DEAD
+        case Standing.UNTRACED if _long_dead(life, around):
+            life.failure = OperatorNeeded(
+                "the authorization is spent and its transaction cannot be found", operation_id=life.operation_id
+            )
+            return Event.LOST_TRACK
+        case _:
+            return Event.UNDECIDED
+
+
+def _why(seen: Sighting) -> str:
+    if seen.standing is Standing.EXPIRED:
+        return "the authorization expired unused"
+    return "the authorization was cancelled, or spent without paying"
+
+
+def _long_dead(life: Life, around: Surroundings) -> bool:
+    return around.clock_ms() // 1000 >= life.paid_for().valid_before + UNTRACED_PATIENCE_S
+
+
+async def sight(life: Life, around: Surroundings) -> Sighting:
+    """Look once where the payment stands; raises `ChainUnavailable` or an `ActorError`."""
+    return await desk(around).ask(Look(life.paid_for(), life.look_from_block, tuple(life.hints)), within=60)
+
+
+def desk(around: Surroundings) -> Ref[SettlementMessage]:
+    """Return the settlement actor; raises `Abandoned` on a node that has none."""
+    if around.settlement is None:
+        raise Abandoned("payments are not configured")
+    return around.settlement

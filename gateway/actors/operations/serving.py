@@ -1,0 +1,87 @@
+"""The effects that make a result: begin, and run the family's executor within the operation's deadline."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from gateway.actors.failpoints import failpoint
+from gateway.actors.operations import rows
+from gateway.actors.operations.in_hand import Life, Surroundings, plain_output
+from gateway.actors.operations.life import Event
+from gateway.errors import ExecutionReconciliation, GatewayError, InternalError, PaymentRequired
+from gateway.registry.canonical import result_hash
+from gateway.registry.execution import Served, Work
+from gateway.registry.operation import Operation
+from gateway.registry.receipts import timestamp
+
+log = structlog.get_logger(__name__)
+
+MAX_OUTPUT_BYTES = 2 * 1024 * 1024
+
+
+async def start(life: Life, around: Surroundings) -> Event:
+    """Begin."""
+    del life, around
+    return Event.STARTED
+
+
+async def execute(life: Life, around: Surroundings) -> Event:
+    """Run the family's executor within the operation's deadline."""
+    operation = life.operation
+    if operation is None:
+        raise RuntimeError(f"{life.operation_id} cannot be executed here")
+    failpoint("execute.before")
+    started = around.clock_ms()
+    try:
+        served = await _served(life, around, operation)
+    except GatewayError as failure:
+        return _failed(life, failure)
+    finished = around.clock_ms()
+    failpoint("execute.after")
+    measured = {
+        "startedAt": timestamp(started),
+        "finishedAt": timestamp(finished),
+        "durationMs": finished - started,
+        "attempt": life.attempt,
+        "node": around.node,
+    }
+    try:
+        life.served = Served(served.output, served.execution | measured)
+        size = len(plain_output(life.served))
+        life.result = rows.Result(result_hash(served.output), rows.route_json(served.output.get("route")), finished)
+    except Exception as error:
+        log.exception("output_unfit", operation_id=life.operation_id, operation=operation.id, error=repr(error))
+        return _failed(life, InternalError())
+    if size > MAX_OUTPUT_BYTES:
+        return _failed(life, operation.failure("the result is too large to be kept"))
+    return Event.SERVED_FREE if life.payment is None else Event.SERVED_PAID
+
+
+async def _served(life: Life, around: Surroundings, operation: Operation) -> Served:
+    """Return what the executor gives; raises the `GatewayError` that its failure means."""
+    deadline = trio.current_time() + operation.deadline_s
+    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline)
+    try:
+        with trio.fail_at(deadline):
+            return await around.families[operation.family].execute(work)
+    except PaymentRequired as failure:
+        log.exception("executor_asked_for_payment", operation_id=life.operation_id, operation=operation.id)
+        raise InternalError from failure
+    except GatewayError:
+        raise
+    except trio.TooSlowError as slow:
+        if not operation.repeatable:
+            raise ExecutionReconciliation from slow
+        raise operation.failure(f"not finished within {operation.deadline_s:g} s") from slow
+    except Exception as error:
+        log.exception("executor_crashed", operation_id=life.operation_id, operation=operation.id, error=repr(error))
+        if not operation.repeatable:
+            raise ExecutionReconciliation from error
+        raise InternalError from error
+
+
+def _failed(life: Life, failure: GatewayError) -> Event:
+    failure.operation_id = life.operation_id
+    life.failure, life.served, life.result = failure, None, None
+    return Event.RUN_LOST if isinstance(failure, ExecutionReconciliation) else Event.SERVE_FAILED
