@@ -385,6 +385,13 @@ class ResultExpired(GatewayError):
     next = "The receipt is in `receipt`. Use a fresh Idempotency-Key to buy a new result."
 
 
+class ResolutionRefused(GatewayError):
+    """An operator's decision that the operation does not wait for, or that the chain contradicts; nothing changed."""
+
+    code, status, title = "resolution_refused", 409, "The decision cannot be recorded"
+    next = "Look at the operation and at the chain, then decide again."
+
+
 # -- 429 ---------------------------------------------------------------------------------------------------------------
 
 
