@@ -1,0 +1,210 @@
+"""A real node, `python -m gateway serve`, as a process of its own that a test may restart, rob and kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import tomli_w
+
+from gateway.world.world import World
+
+START_S = 60.0
+PATIENT = {"free_search": 100_000, "unpaid_quotes": 100_000, "paid": 100_000}
+QUICK = {"verify_timeout_s": 1, "settle_timeout_s": 2, "settle_wait_s": 1}
+TABLES = (
+    "operations",
+    "operation_events",
+    "idempotency_keys",
+    "idempotency_callers",
+    "authorizations",
+    "payer_holds",
+    "ledger_entries",
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def pause(seconds: float) -> None:
+    """Wait between two looks of a bounded poll."""
+    select.select([], [], [], seconds)
+
+
+@attrs.define(eq=False)
+class NodeProcess:
+    """One node: its configuration and data stay, the process comes and goes."""
+
+    directory: Path
+    port: int
+    config: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def of(cls, world: World, directory: Path, **sections: Mapping[str, Any]) -> NodeProcess:
+        """Write the configuration of a node that never says 429 and does not wait long, some keys changed."""
+        port = free_port()
+        settings = world.node_settings(directory, port)
+        changes: list[tuple[str, Mapping[str, Any]]] = [("quota", PATIENT), ("payment", QUICK), *sections.items()]
+        for name, section in changes:
+            settings[name] = settings.get(name, {}) | dict(section)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = directory / "gateway.toml"
+        config.write_text(tomli_w.dumps(settings))
+        return cls(directory, port, config)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return (self.directory / "node.log").read_text(errors="replace")
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def start(self, **environment: str) -> None:
+        """Start it and wait until it is ready."""
+        self.spawn(**environment)
+        self.wait_ready()
+
+    def spawn(self, **environment: str) -> None:
+        with (self.directory / "node.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway", "serve", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment,
+            )
+
+    def wait_ready(self) -> None:
+        for _ in range(int(START_S / 0.05)):
+            if self.returncode is not None:
+                raise AssertionError(f"the node ended with {self.returncode}:\n{self.log[-3000:]}")
+            if self.ready():
+                return
+            pause(0.05)
+        raise AssertionError(f"the node was not ready after {START_S:g} s:\n{self.log[-3000:]}")
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float = 100) -> int:
+        """Return how it ended."""
+        assert self.process is not None
+        code = self.process.wait(seconds)
+        self.process = None
+        return code
+
+    def restart(self, **environment: str) -> None:
+        """End it in order and start it again."""
+        self.terminate()
+        assert self.wait() == 0
+        self.start(**environment)
+
+    def limit_file_size(self, limit: int) -> None:
+        """Let no file of the running process grow over `limit` bytes, as a full disk would; -1 lifts the limit."""
+        _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if limit < 0 else limit, hard))
+
+    # -- looking into its store, without writing -----------------------------------------------------------------------
+
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each table has, but for quota counters and what has happened to the ledger's chain."""
+        with self._store() as store:
+            return {name: store.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in TABLES}
+
+    def select(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        with self._store() as store:
+            return store.execute(sql, parameters).fetchall()
+
+    def balances(self) -> dict[str, int]:
+        """Return the balance of each account, all payers as one; every step of every operation must sum to zero."""
+        crooked = self.select(
+            "SELECT operation_id, step FROM ledger_entries GROUP BY 1, 2, asset HAVING SUM(amount) != 0"
+        )
+        assert crooked == []
+        found: dict[str, int] = {"payers": 0, "hold": 0, "revenue": 0}
+        for account, amount in self.select("SELECT account, SUM(amount) FROM ledger_entries GROUP BY 1"):
+            found["payers" if account.startswith("payer:") else account] += amount
+        return found
+
+    def at_rest(self) -> bytes:
+        """Return every byte of the store as it lies on the disk."""
+        return b"".join(path.read_bytes() for path in sorted(self.data_dir.glob("gateway.db*")))
+
+    def defects(self) -> list[str]:
+        """Return the log lines that tell of a defect: tracebacks, and anything that is no line of JSON."""
+        found = []
+        for line in self.log.splitlines():
+            try:
+                told = json.loads(line)
+            except ValueError:
+                found.append(line)
+                continue
+            if "exception" in told or told.get("level") in {"error", "critical"}:
+                found.append(line)
+        return found
+
+    @contextmanager
+    def _store(self) -> Iterator[sqlite3.Connection]:
+        path = self.data_dir / "gateway.db"
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as store:
+            yield store
+
+
+@contextmanager
+def running(node: NodeProcess, **environment: str) -> Iterator[NodeProcess]:
+    """Start a node for the length of a block."""
+    try:
+        node.start(**environment)
+        yield node
+    finally:
+        node.kill()
