@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import orjson
 import pytest
 
@@ -12,8 +14,14 @@ from gateway.http import problems
 BASE = "https://node.example"
 
 
+class Plain(errors.NotFound):
+    """A kind without advice."""
+
+    next: ClassVar[str | None] = None  # type: ignore[assignment]
+
+
 def test_a_plain_problem_has_the_standard_members() -> None:
-    status, headers, body = problems.render(errors.NotFound("gone"), base_url=BASE, instance="/v1/x")
+    status, headers, body = problems.render(Plain("gone"), base_url=BASE, instance="/v1/x")
     assert status == 404
     assert headers == {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
     assert orjson.loads(body) == {

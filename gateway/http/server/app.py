@@ -46,7 +46,7 @@ _PATH_CHARACTERS = "/!$&'()*+,;=:@-._~"  # those of RFC 3986 that a path spells 
 
 
 Serve = Callable[[HTTPScope, bytes], Awaitable[problems.Answer]]
-"""Answers a POST of an operation from its ASGI scope and its whole body, or raises the `GatewayError` to answer with."""
+"""Answers a POST of an operation from its ASGI scope and its whole body, or raises the `GatewayError` for it."""
 
 
 class WholeRequest(TrioASGIHTTPConnection):

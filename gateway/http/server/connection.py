@@ -35,7 +35,6 @@ _FRESH_S = 0.2  # age up to which a connection without a request is not closed, 
 _PROBE_S = 0.25  # between looks at a client that has finished sending
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABORT = struct.pack("ii", 1, 0)
-_GONE = select.POLLERR | select.POLLHUP
 
 
 @attrs.frozen
@@ -225,22 +224,16 @@ class Connection:
                 await self._stream.socket.send(_CONTINUE)
             except OSError:
                 self._gone = True
+        poll = select.poll()
+        poll.register(self._stream.socket.fileno(), 0)  # errors and hang-ups are always reported
         while not self._gone:
             await trio.sleep(_PROBE_S)
-            self._gone = bool(self._poll() & _GONE)
-
-    def _poll(self) -> int:
-        poll = select.poll()
-        poll.register(self._stream.socket.fileno(), select.POLLIN)
-        return next((events for _, events in poll.poll(0)), 0)
+            self._gone = bool(poll.poll(0))
 
     async def _expire(self) -> None:
-        """End what took too long; bytes that have just arrived save an idle connection."""
+        """End what took too long: without a word when nothing was asked, else with the reason."""
         if self._phase is Phase.IDLE:
-            if self._poll() & select.POLLIN and not self._input_ended:
-                self._deadline = trio.current_time() + self._limits.header_timeout_s
-            else:
-                self._phase = Phase.CLOSED
+            self._phase = Phase.CLOSED
         else:
             late = "header section" if self._phase is Phase.HEAD else "body"
             await self._protocol.refuse(errors.RequestTimeout(f"The {late} of the request did not arrive in time."))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
+import socket
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,10 +89,13 @@ async def test_a_connection_without_a_request_has_a_moment_to_send_one(start: St
 
 async def test_what_waits_in_the_backlog_is_answered(start: Start) -> None:
     node = await start()
-    client = await node.connect()
-    await client.send(b"GET /hello HTTP/1.1\r\nHost: t\r\n\r\n")
-    node.stop.set()  # before the server had a turn to accept
-    assert (await client.answer()).status == 200
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(node.address)) for _ in range(5)]
+        for client in clients:
+            client.sendall(b"GET /hello HTTP/1.0\r\n\r\n")
+        node.stop.set()  # before the server had a turn to accept any
+        await node.ended.wait()
+        assert [client.recv(13) for client in clients] == [b"HTTP/1.1 200 "] * 5
 
 
 async def test_a_request_in_flight_is_answered_and_then_the_server_ends(start: Start, clock: MockClock) -> None:
