@@ -12,7 +12,8 @@ from __future__ import annotations
 import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -147,25 +148,17 @@ class _BackEnd:
 
 
 @attrs.define(eq=False)
-class _Desk:
+class Client:
+    """Makes calls over kept connections, at most `places` at once to one origin; `open_client` makes one.
+
+    A task that may be cancelled does not call it directly in a node, but asks the actor.
+    """
+
     connect: Connect
     places: int
     back_ends: dict[str, _BackEnd] = attrs.field(factory=dict)
 
-    async def serve(self, letter: Letter[Call]) -> None:
-        """Make one call and answer its letter."""
-        call = letter.message.call
-        try:
-            answer = await self.make(call)
-        except UpstreamFailed as failure:
-            letter.refuse(failure)
-        except Exception as error:
-            log.exception("call_failed", target=call.target, error=repr(error))
-            letter.refuse(UpstreamBroken(f"{call.target}: {type(error).__name__}"))
-        else:
-            letter.answer(letter.message, answer)
-
-    async def make(self, call: HttpCall) -> HttpAnswer:
+    async def exchange(self, call: HttpCall) -> HttpAnswer:
         """Make one call; raises `UpstreamFailed`."""
         ends = trio.current_time() + call.timeout_s
         url, headers = _head(call)
@@ -179,7 +172,7 @@ class _Desk:
             raise UpstreamUnreachable(f"{call.target}: {self.places} calls to it are under way")
         back_end.calls += 1
         try:
-            return await exchange(back_end.pool, call, url, headers, ends=ends)
+            return await _converse(back_end.pool, call, url, headers, ends=ends)
         except UpstreamUnreachable as failure:
             if isinstance(failure.__cause__, httpcore.PoolTimeout) and not back_end.retired:
                 log.warning("pool_wedged", target=call.target, calls=back_end.calls)
@@ -197,11 +190,22 @@ class _Desk:
         """Return fresh connections to a back end."""
         return _BackEnd(self.connect(self.places, tls=tls), trio.Semaphore(self.places, max_value=self.places))
 
-    async def aclose(self) -> None:
-        """Close every connection, whatever stands around the caller."""
+
+@asynccontextmanager
+async def open_client(*, connect: Connect = open_pool, places: int = CONCURRENCY) -> AsyncIterator[Client]:
+    """Hold a client for the length of a block, then close its connections, whatever stands around the caller."""
+    client = Client(connect, places)
+    try:
+        yield client
+    finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            for each in self.back_ends.values():
+            for each in client.back_ends.values():
                 await each.pool.aclose()
+
+
+async def exchange(client: Client, call: HttpCall) -> HttpAnswer:
+    """Make one call outside any actor (a command, a check); raises `UpstreamFailed`."""
+    return await client.exchange(call)
 
 
 async def upstream(inbox: Inbox[Call], *, connect: Connect = open_pool, places: int = CONCURRENCY) -> None:
@@ -209,17 +213,27 @@ async def upstream(inbox: Inbox[Call], *, connect: Connect = open_pool, places: 
 
     At most `places` calls to one origin are under way at once, so a back end that hangs starves no other.
     """
-    desk = _Desk(connect, places)
+    async with open_client(connect=connect, places=places) as client, trio.open_nursery() as nursery:
+        inbox.ready()
+        async for letter in inbox:
+            nursery.start_soon(_serve, client, letter)
+
+
+async def _serve(client: Client, letter: Letter[Call]) -> None:
+    """Make one call and answer its letter; a defect met on the way is that call's failure alone."""
+    call = letter.message.call
     try:
-        async with trio.open_nursery() as nursery:
-            inbox.ready()
-            async for letter in inbox:
-                nursery.start_soon(desk.serve, letter)
-    finally:
-        await desk.aclose()
+        answer = await client.exchange(call)
+    except UpstreamFailed as failure:
+        letter.refuse(failure)
+    except Exception as error:
+        log.exception("call_failed", target=call.target, error=repr(error))
+        letter.refuse(UpstreamBroken(f"{call.target}: {type(error).__name__}"))
+    else:
+        letter.answer(letter.message, answer)
 
 
-async def exchange(
+async def _converse(
     pool: httpcore.AsyncConnectionPool, call: HttpCall, url: httpcore.URL, headers: Headers, *, ends: float
 ) -> HttpAnswer:
     """Send one call and read its whole answer before `ends` on trio's clock; raises `UpstreamFailed`."""

@@ -44,7 +44,7 @@ class UpstreamFailed(Exception):
     """
 
     sent: ClassVar[bool] = True
-    reason: ClassVar[str] = "failed"
+    reason: str = "failed"
 
 
 class UpstreamUnreachable(UpstreamFailed):

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.runtime import Ref, Runtime, open_runtime
-from gateway.actors.upstream import Call, Caller, open_pool, upstream
+from gateway.actors.upstream import Call, Caller, exchange, open_client, open_pool, upstream
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpCall,
@@ -371,9 +371,13 @@ async def test_a_defect_ends_only_its_call() -> None:
 
 
 async def test_a_handshake_that_fails_was_sent_nothing() -> None:
-    async with serving(sends(b"not tls", close=True)) as server, upstreaming() as scene:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    url = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+    async with trio.open_nursery() as nursery, upstreaming() as scene:
+        nursery.start_soon(trio.serve_listeners, sends(b"not tls", close=True), listeners)
         with pytest.raises(UpstreamUnreachable):
-            await scene.caller(HttpCall("GET", server.url.replace("http:", "https:")))
+            await scene.caller(HttpCall("GET", url))
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_handshake_that_hangs_was_sent_nothing() -> None:
@@ -412,6 +416,13 @@ async def test_a_back_end_whose_places_are_taken_says_so_and_starves_no_other() 
         with pytest.raises(UpstreamUnreachable, match="under way"):
             await scene.caller(HttpCall("GET", busy.url, timeout_s=0.2))
         nursery.cancel_scope.cancel()
+
+
+async def test_a_command_calls_without_an_actor() -> None:
+    async with serving(sends(OK)) as server, open_client() as client:
+        assert (await exchange(client, HttpCall("GET", server.url))).content == b"ok"
+        with pytest.raises(UpstreamUnreachable):
+            await exchange(client, HttpCall("GET", "nowhere"))
 
 
 # -- cancellation, wedges, drain ---------------------------------------------------------------------------------------

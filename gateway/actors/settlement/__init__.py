@@ -10,8 +10,10 @@ from gateway.actors.settlement._actor import (
     Wanted,
     settlement,
 )
-from gateway.actors.settlement._chain import Chain, ChainUnavailable, Sighting, Standing
+from gateway.actors.settlement._chain import Chain, Sighting, Standing
 from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
+from gateway.actors.settlement._proof import Search
+from gateway.actors.settlement._rpc import ChainUnavailable
 
 __all__ = [
     "Chain",
@@ -19,6 +21,7 @@ __all__ = [
     "Facilitator",
     "Look",
     "Message",
+    "Search",
     "Settle",
     "SettlementPath",
     "Sighting",

@@ -14,15 +14,18 @@ import trio
 from gateway.actors.failpoints import failpoint
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ask, Inbox, Letter
-from gateway.actors.settlement._chain import Chain, ChainUnavailable, Search, Sighting, Standing
-from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
-
-__all__ = ["Look", "Settle", "SettlementPath", "Standing", "Verdict", "Verify", "settlement"]
+from gateway.actors.settlement._chain import Chain, Sighting
+from gateway.actors.settlement._facilitator import Facilitator, Submission, Verification
+from gateway.actors.settlement._proof import Search
+from gateway.actors.settlement._rpc import ChainUnavailable
 
 PROBE_INTERVAL_S = 15.0
 PROBE_RETRY_S = 1.0
 PROOF_LIFE_S = 45.0
-TOLERATED_FAILURES = 2
+CLOSING_FAILURES = 2
+"""One failed probe in a row is tolerated while the last proof lives."""
+START_PATIENCE_S = 5.0
+"""How long the actor's start waits for its first proof."""
 
 
 @attrs.frozen
@@ -106,16 +109,21 @@ class _Desk:
     async def probe(self) -> None:
         """Look once whether payments can be verified, settled and looked up."""
         path = self.path
-        reason = await self.facilitator.supports(self.network) or await self.chain.usable()
         path.probed_at = trio.current_time()
+        reason = await self.facilitator.supports(self.network)
+        if reason is None:
+            try:
+                await self.chain.usable()
+            except ChainUnavailable as error:
+                reason = str(error)
+        path.head = self.chain.height or path.head
         if reason is None:
             path.failures, path.reason = 0, "proof_expired"
             path.proven_until = trio.current_time() + PROOF_LIFE_S
-            path.head = await _head(self.chain)
             return
         path.failures += 1
         path.reason = reason
-        if path.failures >= TOLERATED_FAILURES:
+        if path.failures >= CLOSING_FAILURES:
             path.proven_until = float("-inf")
 
     async def keep_proven(self) -> None:
@@ -123,8 +131,8 @@ class _Desk:
         path = self.path
         while True:
             pause = PROBE_INTERVAL_S
-            if path.failures:
-                pause = min(PROBE_RETRY_S * 2.0 ** min(path.failures - 1, 10), PROBE_INTERVAL_S)
+            if path.closed or path.failures:
+                pause = min(PROBE_RETRY_S * 2.0 ** min(max(path.failures - 1, 0), 10), PROBE_INTERVAL_S)
             with trio.move_on_after(pause):
                 await self.wanted.wait()
                 await trio.sleep_until(path.probed_at + PROBE_RETRY_S)
@@ -137,7 +145,7 @@ class _Desk:
         try:
             match message:
                 case Verify(payment):
-                    letter.answer(message, await self.facilitator.verify(payment.body))
+                    letter.answer(message, await self.facilitator.verify(payment.body, payment.payer))
                 case Settle(payment):
                     failpoint("settle.before")
                     submission = await self.facilitator.settle(payment.body)
@@ -157,7 +165,7 @@ class _Desk:
         failpoint("look.before")
         sighting = await self.chain.look(search_of(payment), from_block=from_block, hints=hints)
         failpoint("look.after")
-        self.path.head = max(self.path.head or 0, sighting.head)
+        self.path.head = self.chain.height or sighting.head
         return sighting
 
 
@@ -166,7 +174,8 @@ async def settlement(
 ) -> None:
     """Serve verify, settle and look, each in a task of its own; keep the path's proof fresh."""
     desk = _Desk(facilitator, chain, network, path)
-    await desk.probe()
+    with trio.move_on_after(START_PATIENCE_S):
+        await desk.probe()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(desk.keep_proven)
         inbox.ready()
@@ -174,10 +183,3 @@ async def settlement(
             async for letter in inbox:
                 calls.start_soon(desk.serve, letter)
         nursery.cancel_scope.cancel()
-
-
-async def _head(chain: Chain) -> int | None:
-    try:
-        return await chain.head()
-    except ChainUnavailable:
-        return None

@@ -1,42 +1,40 @@
 """Chain truth: has this authorization paid?
 
 `authorizationState(authorizer, nonce)` alone proves nothing, because a cancellation sets it too.  Paid means: in one
-successful transaction the token emitted `AuthorizationUsed(authorizer, nonce)` and, as its next event,
-`Transfer(authorizer, payTo, value)`, `confirmations` deep (EIP-3009; FiatToken emits the two in this order).
+successful transaction the token emitted `AuthorizationUsed(authorizer, nonce)` and the matching
+`Transfer(authorizer, payTo, value)`, `confirmations` deep.  That is believed of any end point that serves the right
+chain, for it carries its proof.  That something is *not* so (unused, expired, gone) is believed only of one that is not
+behind what has been seen already, and where it would end an operation, only if no other end point knows better.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from itertools import count, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
-import orjson
-from eth_utils.crypto import keccak
-from web3 import AsyncWeb3
-from web3.exceptions import TransactionNotFound
-from web3.providers.async_base import AsyncBaseProvider
-from web3.types import BlockData, LogReceipt, RPCEndpoint, RPCResponse, TxReceipt
+import trio
 
-from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed
-
-AUTHORIZATION_STATE = keccak(text="authorizationState(address,bytes32)")[:4]
-AUTHORIZATION_USED = keccak(text="AuthorizationUsed(address,bytes32)")
-AUTHORIZATION_CANCELED = keccak(text="AuthorizationCanceled(address,bytes32)")
-TRANSFER = keccak(text="Transfer(address,address,uint256)")
+from gateway.actors.settlement._proof import AUTHORIZATION_CANCELED, Finding, Search, read
+from gateway.actors.settlement._rpc import ChainUnavailable, EndPoint, Head, Receipt, Unusable
+from gateway.actors.settlement._trail import Trail
+from gateway.registry.http_call import HttpAnswer, HttpCall
 
 T = TypeVar("T")
 
-LOOK_BACK_BLOCKS = 2_000
-LOG_RANGE_BLOCKS = 2_000
-SMALLEST_LOG_RANGE = 5
-MAX_LOG_CALLS = 200
-
-
-class ChainUnavailable(Exception):
-    """No end point gave a usable answer; the text is a machine reason."""
+HINTS_READ = 4
+EXPIRY_MARGIN_S = 30
+"""How far the chain must be past an expiry before it counts: a reorganisation may replace its last blocks by ones with
+earlier times."""
+OLDEST_HEAD_S = 300
+"""How old the latest block may be before its end point is taken to have stopped following the chain."""
+SEEN_FOR_S = 60.0
+"""How long the highest block seen binds; after that a lower one is believed (a test chain was rolled back)."""
+COOL_OFF_S = 15.0
+"""How long an end point that failed is asked after the others."""
+TRAILS_KEPT = 1_024
 
 
 class Standing(Enum):
@@ -46,8 +44,21 @@ class Standing(Enum):
     SHALLOW = "paid, not yet deep enough"
     UNUSED = "unused and still valid"
     EXPIRED = "unused and no longer valid"
-    CANCELLED = "cancelled, or spent without the transfer"
+    CANCELLED = "cancelled, or spent on another transfer"
     UNTRACED = "spent, and its transaction cannot be found"
+
+
+BELIEVED_FIRST = (
+    Standing.PAID,
+    Standing.SHALLOW,
+    Standing.CANCELLED,
+    Standing.UNTRACED,
+    Standing.UNUSED,
+    Standing.EXPIRED,
+)
+"""Which standing counts where end points disagree: what is proved by a transaction, then what does least harm."""
+SETTLES_IT = frozenset({Standing.PAID, Standing.SHALLOW, Standing.UNUSED})
+"""With these no second end point is asked; `UNUSED` ends nothing."""
 
 
 @attrs.frozen
@@ -61,209 +72,201 @@ class Sighting:
     block_hash: str | None = None
 
 
-@attrs.frozen
-class Search:
-    """The authorization looked for, as the token knows it.  `valid_before` in seconds, `value` in atomic units."""
+@attrs.define(eq=False)
+class _Memory:
+    """What earlier looks leave behind: the end points' failures, the highest block, passes that are not finished."""
 
-    asset: str
-    authorizer: str
-    pay_to: str
-    value: int
-    nonce: bytes
-    valid_before: int
+    end_points: tuple[EndPoint, ...]
+    height: int = 0
+    seen_at: float = float("-inf")
+    trails: dict[tuple[EndPoint, Search], Trail] = attrs.field(factory=dict)
 
+    def in_order(self) -> list[EndPoint]:
+        """The end points as configured, those that failed lately last."""
+        now = trio.current_time()
+        return sorted(self.end_points, key=lambda each: now - each.failed_at < COOL_OFF_S)
 
-class UpstreamProvider(AsyncBaseProvider):
-    """A web3 provider over the node's own bounded calls: no retry, no cache, no batch."""
-
-    def __init__(self, url: str, call: Callable[[HttpCall], Awaitable[HttpAnswer]], timeout_s: float) -> None:
-        super().__init__()
-        self._url, self._call, self._timeout_s = url, call, timeout_s
-        self._ids = count(1)
-
-    async def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
-        """Send one JSON-RPC request; raises `ChainUnavailable` when what comes back is not its answer."""
-        request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
-        headers = (("content-type", "application/json"),)
-        content = orjson.dumps(request)
-        try:
-            answer = await self._call(
-                HttpCall("POST", self._url, headers, content, timeout_s=self._timeout_s, max_bytes=2**22, target="rpc")
-            )
-        except UpstreamFailed as failure:
-            raise ChainUnavailable(f"rpc_{type(failure).__name__.removeprefix('Upstream').lower()}") from failure
-        if answer.status != 200:
-            raise ChainUnavailable(f"rpc_status_{answer.status}")
-        try:
-            document = orjson.loads(answer.content)
-        except orjson.JSONDecodeError as error:
-            raise ChainUnavailable("rpc_garbage") from error
-        if not isinstance(document, dict) or document.get("id") != request["id"]:
-            raise ChainUnavailable("rpc_garbage")
-        if "error" in document:
-            raise ChainUnavailable("rpc_error")
-        if "result" not in document:
-            raise ChainUnavailable("rpc_garbage")
-        return RPCResponse(jsonrpc="2.0", id=request["id"], result=document["result"])
+    def saw(self, head: Head) -> None:
+        """Remember the highest block of the last while."""
+        now = trio.current_time()
+        if head.number >= self.height or now - self.seen_at > SEEN_FOR_S:
+            self.height, self.seen_at = head.number, now
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Chain:
-    """One chain through one or more end points, asked in order until one answers."""
+    """One chain through one or more end points.
+
+    Attributes:
+        chain_id: EIP-155.
+        urls: end points, asked in order until one answers.
+        call: makes an `HttpCall`; raises `UpstreamFailed`.
+        confirmations: how many blocks a payment must have, its own included.
+        timeout_s: for one request to an end point.
+        utc_s: wall clock, seconds since 1970.
+    """
 
     chain_id: int
     urls: Sequence[str]
     call: Callable[[HttpCall], Awaitable[HttpAnswer]]
     confirmations: int = 1
     timeout_s: float = 5.0
+    utc_s: Callable[[], float] = time.time
+    _memory: _Memory = attrs.field(
+        init=False, default=attrs.Factory(lambda self: _Memory(self.end_points()), takes_self=True)
+    )
 
-    async def usable(self) -> str | None:
-        """Return None if some end point serves this chain now, else the machine reason."""
-        try:
-            await self._first(self._head)
-        except ChainUnavailable as reason:
-            return str(reason)
-        return None
+    def end_points(self) -> tuple[EndPoint, ...]:
+        """Return fresh end points for the addresses."""
+        return tuple(EndPoint.at(url, self.call, self.timeout_s) for url in self.urls)
 
-    async def head(self) -> int:
-        """Return the number of the latest block; raises `ChainUnavailable`."""
-        number, _ = await self._first(self._head)
-        return number
+    @property
+    def height(self) -> int | None:
+        """The highest block seen lately, None before the first."""
+        return self._memory.height or None
+
+    async def usable(self) -> None:
+        """Find out whether looks would be answered now; raises `ChainUnavailable`."""
+
+        async def one(end_point: EndPoint) -> None:
+            head = await self._head(end_point)
+            self._must_be_fresh(head)
+            await end_point.reads_at(head.block_hash)
+
+        await self._first(one)
 
     async def look(self, search: Search, *, from_block: int | None, hints: Sequence[str]) -> Sighting:
         """Say where an authorization stands.
 
-        `hints` are transactions to look into first; raises `ChainUnavailable`.
+        `from_block` is a block that was there before it can have been settled by this node, where known; `hints` are
+        transactions to look into first.  Raises `ChainUnavailable` where that cannot be told now.
         """
-
-        async def one(web3: AsyncWeb3[UpstreamProvider]) -> Sighting:
-            return await self._look(web3, search, from_block, hints)
-
-        return await self._first(one)
+        seen: list[Sighting] = []
+        reason = ChainUnavailable("rpc_not_configured")
+        for end_point in self._memory.in_order():
+            try:
+                sighting = await self._look(end_point, search, from_block, hints)
+            except ChainUnavailable as error:
+                end_point.failed_at, reason = trio.current_time(), error
+                continue
+            seen.append(sighting)
+            if sighting.standing in SETTLES_IT:
+                break
+        if not seen:
+            raise reason
+        return min(seen, key=lambda each: BELIEVED_FIRST.index(each.standing))
 
     async def still_stands(self, transaction: str, block_hash: str) -> bool:
         """Return False if a reorganisation took the transaction's block away; raises `ChainUnavailable`."""
 
-        async def one(web3: AsyncWeb3[UpstreamProvider]) -> bool:
-            await self._head(web3)
-            receipt = await _receipt(web3, transaction)
-            return receipt is not None and "0x" + bytes(receipt["blockHash"]).hex() == block_hash
+        async def one(end_point: EndPoint) -> bool:
+            head = await self._head(end_point)
+            receipt = await end_point.receipt(transaction)
+            if receipt is not None and receipt.block_hash == block_hash.lower():
+                return True
+            self._must_follow(head, 0)
+            self._must_be_fresh(head)
+            return False
 
         return await self._first(one)
 
-    async def _first(self, ask: Callable[[AsyncWeb3[UpstreamProvider]], Awaitable[T]]) -> T:
-        reasons = []
-        for url in self.urls:
-            web3 = AsyncWeb3(UpstreamProvider(url, self.call, self.timeout_s))
+    async def _first(self, ask: Callable[[EndPoint], Awaitable[T]]) -> T:
+        """Return the first answer that an end point gives."""
+        reason = ChainUnavailable("rpc_not_configured")
+        for end_point in self._memory.in_order():
             try:
-                return await ask(web3)
-            except ChainUnavailable as reason:
-                reasons.append(str(reason))
-            except Exception as error:  # noqa: BLE001 - a strange answer is no answer, whatever web3 made of it
-                reasons.append(f"rpc_garbage ({type(error).__name__})")
-        raise ChainUnavailable(reasons[-1] if reasons else "rpc_not_configured")
+                return await ask(end_point)
+            except ChainUnavailable as error:
+                end_point.failed_at, reason = trio.current_time(), error
+        raise reason
 
-    async def _head(self, web3: AsyncWeb3[UpstreamProvider]) -> tuple[int, int]:
-        if await web3.eth.chain_id != self.chain_id:
+    async def _head(self, end_point: EndPoint) -> Head:
+        if await end_point.chain_id() != self.chain_id:
             raise ChainUnavailable("rpc_wrong_chain")
-        block: BlockData = await web3.eth.get_block("latest")
-        return int(block["number"]), int(block["timestamp"])
+        head = await end_point.head()
+        self._memory.saw(head)
+        return head
 
     async def _look(
-        self, web3: AsyncWeb3[UpstreamProvider], search: Search, from_block: int | None, hints: Sequence[str]
+        self, end_point: EndPoint, search: Search, from_block: int | None, hints: Sequence[str]
     ) -> Sighting:
-        head, timestamp = await self._head(web3)
-        for hint in hints:
-            receipt = await _receipt(web3, hint)
-            if receipt is not None and _pays(receipt, search):
+        head = await self._head(end_point)
+        for hint in hints[-HINTS_READ:]:
+            receipt = await _hinted(end_point, hint)
+            if receipt is not None and read(receipt, search) is Finding.PAID:
                 return self._paid(receipt, head)
-        if not await _spent(web3, search, head):
-            return Sighting(Standing.EXPIRED if timestamp >= search.valid_before else Standing.UNUSED, head)
-        start = max(0, (head if from_block is None else min(from_block, head)) - LOOK_BACK_BLOCKS)
-        log = await _find(web3, search, start, head)
-        if log is None:
-            return Sighting(Standing.UNTRACED, head)
-        if bytes(log["topics"][0]) == AUTHORIZATION_CANCELED:
-            return Sighting(Standing.CANCELLED, head)
-        receipt = await _receipt(web3, "0x" + bytes(log["transactionHash"]).hex())
-        if receipt is None:
-            raise ChainUnavailable("rpc_receipt_missing")
-        return self._paid(receipt, head) if _pays(receipt, search) else Sighting(Standing.CANCELLED, head)
+        self._must_follow(head, from_block or 0)
+        if not await end_point.word_at(search.asset, search.state_call, head.block_hash):
+            return self._unused(search, head)
+        return await self._spent(end_point, search, from_block, head)
 
-    def _paid(self, receipt: TxReceipt, head: int) -> Sighting:
-        number = int(receipt["blockNumber"])
-        deep = head - number + 1 >= self.confirmations
+    def _unused(self, search: Search, head: Head) -> Sighting:
+        """Tell `UNUSED` from `EXPIRED`: no block whose time is `valid_before` or later can take the authorization."""
+        if head.timestamp >= search.valid_before + EXPIRY_MARGIN_S:
+            return Sighting(Standing.EXPIRED, head.number)
+        if head.timestamp >= search.valid_before:
+            raise ChainUnavailable("authorization_expiring")
+        self._must_be_fresh(head)
+        return Sighting(Standing.UNUSED, head.number)
+
+    async def _spent(self, end_point: EndPoint, search: Search, from_block: int | None, head: Head) -> Sighting:
+        """Find the transaction that spent the authorization, and read what it did."""
+        trails = self._memory.trails
+        trail = trails.pop((end_point, search), None) or Trail.begin(from_block, head.number)
+        try:
+            log = await trail.follow(end_point, search)
+        except ChainUnavailable:
+            trails[end_point, search] = trail
+            if len(trails) > TRAILS_KEPT:
+                trails.pop(next(iter(trails)))
+            raise
+        if log is None:
+            return Sighting(Standing.UNTRACED, head.number)
+        if log.topics[0] == AUTHORIZATION_CANCELED:
+            return self._cancelled(log.block_number, head)
+        receipt = await end_point.receipt(log.transaction)
+        match receipt and read(receipt, search):
+            case Finding.PAID if receipt is not None:
+                return self._paid(receipt, head)
+            case Finding.DIVERTED if receipt is not None:
+                return self._cancelled(receipt.block_number, head)
+            case Finding.UNCLEAR:
+                return Sighting(Standing.UNTRACED, head.number)
+        raise ChainUnavailable("rpc_contradiction")  # the event is known, and its transaction is not, or is without it
+
+    def _paid(self, receipt: Receipt, head: Head) -> Sighting:
         return Sighting(
-            Standing.PAID if deep else Standing.SHALLOW,
-            head,
-            "0x" + bytes(receipt["transactionHash"]).hex(),
-            number,
-            "0x" + bytes(receipt["blockHash"]).hex(),
+            Standing.PAID if self._is_deep(receipt.block_number, head) else Standing.SHALLOW,
+            head.number,
+            receipt.transaction,
+            receipt.block_number,
+            receipt.block_hash,
         )
 
+    def _cancelled(self, number: int, head: Head) -> Sighting:
+        """Return `CANCELLED` once it is as deep as a payment has to be."""
+        return Sighting(
+            Standing.CANCELLED if self._is_deep(number, head) else Standing.UNTRACED,
+            head.number,
+        )
 
-async def _receipt(web3: AsyncWeb3[UpstreamProvider], transaction: str) -> TxReceipt | None:
+    def _is_deep(self, number: int, head: Head) -> bool:
+        return head.number - number + 1 >= self.confirmations
+
+    def _must_follow(self, head: Head, from_block: int) -> None:
+        """Refuse an end point that does not know blocks which have been seen."""
+        if head.number < max(self._memory.height, from_block):
+            raise ChainUnavailable("rpc_behind")
+
+    def _must_be_fresh(self, head: Head) -> None:
+        """Refuse an end point whose latest block is old."""
+        if head.timestamp < self.utc_s() - OLDEST_HEAD_S:
+            raise ChainUnavailable("rpc_stale")
+
+
+async def _hinted(end_point: EndPoint, hint: str) -> Receipt | None:
+    """Return the receipt of a hint, None where there is none to be had: the facilitator chose it, and may lie."""
     try:
-        return await web3.eth.get_transaction_receipt(transaction)  # type: ignore[arg-type]  # a checked 0x string
-    except TransactionNotFound:
+        return await end_point.receipt(hint)
+    except Unusable:
         return None
-
-
-async def _spent(web3: AsyncWeb3[UpstreamProvider], search: Search, block: int) -> bool:
-    data = AUTHORIZATION_STATE + bytes(12) + bytes.fromhex(search.authorizer[2:]) + search.nonce
-    answer = await web3.eth.call({"to": AsyncWeb3.to_checksum_address(search.asset), "data": "0x" + data.hex()}, block)  # type: ignore[typeddict-item]  # hex data
-    if len(answer) != 32:
-        raise ChainUnavailable("rpc_garbage")
-    return int.from_bytes(answer, "big") != 0
-
-
-async def _find(web3: AsyncWeb3[UpstreamProvider], search: Search, start: int, head: int) -> LogReceipt | None:
-    """Return the log that spent the authorization, the ranges halved when an end point finds them too long."""
-    topics: list[Any] = [
-        ["0x" + AUTHORIZATION_USED.hex(), "0x" + AUTHORIZATION_CANCELED.hex()],
-        "0x" + _word(search.authorizer).hex(),
-        "0x" + search.nonce.hex(),
-    ]
-    size, last, calls = LOG_RANGE_BLOCKS, head, 0
-    while last >= start and calls < MAX_LOG_CALLS:
-        first = max(start, last - size + 1)
-        calls += 1
-        try:
-            logs = await web3.eth.get_logs(
-                {
-                    "address": AsyncWeb3.to_checksum_address(search.asset),
-                    "fromBlock": first,
-                    "toBlock": last,
-                    "topics": topics,
-                }
-            )
-        except ChainUnavailable:
-            if size <= SMALLEST_LOG_RANGE:
-                raise
-            size = max(SMALLEST_LOG_RANGE, size // 4)
-            continue
-        for log in logs:
-            if bytes(log["topics"][2]) == search.nonce and bytes(log["topics"][1]) == _word(search.authorizer):
-                return log
-        last = first - 1
-    return None
-
-
-def _pays(receipt: TxReceipt, search: Search) -> bool:
-    """Return True if the receipt holds AuthorizationUsed and, as the token's next event, the matching Transfer."""
-    if int(receipt["status"]) != 1:
-        return False
-    asset = bytes.fromhex(search.asset[2:])
-    logs = sorted(
-        (log for log in receipt["logs"] if bytes.fromhex(log["address"][2:]) == asset), key=lambda log: log["logIndex"]
-    )
-    for used, moved in pairwise(logs):
-        if [bytes(topic) for topic in used["topics"]] != [AUTHORIZATION_USED, _word(search.authorizer), search.nonce]:
-            continue
-        if [bytes(topic) for topic in moved["topics"]] == [TRANSFER, _word(search.authorizer), _word(search.pay_to)]:
-            return int.from_bytes(bytes(moved["data"]), "big") == search.value
-    return False
-
-
-def _word(address: str) -> bytes:
-    return bytes(12) + bytes.fromhex(address[2:])

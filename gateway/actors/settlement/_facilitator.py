@@ -17,7 +17,8 @@ import orjson
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed
 
 TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 256 * 1024
+SUPPORTED_TIMEOUT_S = 5.0
 
 
 class Verdict(Enum):
@@ -57,9 +58,9 @@ class Facilitator:
     async def supports(self, network: str) -> str | None:
         """Return None if `exact` on `network` is supported now, else the machine reason why it is not known to be."""
         try:
-            answer = await self._ask("GET", "/supported", b"", 5.0)
+            answer = await self._ask("GET", "/supported", b"", SUPPORTED_TIMEOUT_S)
         except UpstreamFailed as failure:
-            return f"facilitator_{_word(failure)}"
+            return f"facilitator_{failure.reason}"
         kinds = answer.get("kinds")
         if not isinstance(kinds, list):
             return "facilitator_garbage"
@@ -72,25 +73,28 @@ class Facilitator:
                 return None
         return "facilitator_does_not_support_network"
 
-    async def verify(self, body: Mapping[str, Any]) -> Verification:
-        """Ask whether a payment is valid."""
+    async def verify(self, body: Mapping[str, Any], payer: str) -> Verification:
+        """Ask whether a payment of `payer` is valid."""
         try:
             answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s)
         except UpstreamFailed as failure:
-            return Verification(Verdict.UNAVAILABLE, _word(failure))
+            return Verification(Verdict.UNAVAILABLE, failure.reason)
         valid = answer.get("isValid")
-        if valid is True:
-            return Verification(Verdict.VALID)
         if valid is False:
             return Verification(Verdict.INVALID, _reason(answer.get("invalidReason")))
-        return Verification(Verdict.UNAVAILABLE, "garbage")
+        if valid is not True:
+            return Verification(Verdict.UNAVAILABLE, "garbage")
+        named = answer.get("payer")
+        if named is not None and str(named).lower() != payer.lower():
+            return Verification(Verdict.UNAVAILABLE, "wrong_payer")  # it has verified something else
+        return Verification(Verdict.VALID)
 
     async def settle(self, body: Mapping[str, Any]) -> Submission:
         """Ask to settle a payment."""
         try:
             answer = await self._ask("POST", "/settle", orjson.dumps(body), self.settle_timeout_s)
         except UpstreamFailed as failure:
-            return Submission(None, _word(failure), failure.sent)
+            return Submission(None, failure.reason, failure.sent)
         hint = answer.get("transaction")
         transaction = hint.lower() if isinstance(hint, str) and TRANSACTION.match(hint) else None
         reason = "success" if answer.get("success") is True else _reason(answer.get("errorReason"))
@@ -116,11 +120,9 @@ class Facilitator:
 class _Fault(UpstreamFailed):
     """It answered, but not as a facilitator does."""
 
-
-def _word(failure: UpstreamFailed) -> str:
-    if isinstance(failure, _Fault):
-        return str(failure)
-    return type(failure).__name__.removeprefix("Upstream").lower()
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def _reason(text: object) -> str:
