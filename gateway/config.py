@@ -1,14 +1,13 @@
 """The node's configuration: one TOML file, every key also as `GATEWAY_SECTION__KEY` (spec/operating, "Configuration").
 
-An unknown key is an error that names it.  Secrets are file paths, never values.  Nothing else in the project reads the
+An unknown key is an error that names it.  Secrets are file paths, never values; a relative path counts from the file
+that names it, from the working directory where the environment does.  Nothing else in the project reads the
 environment.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,11 +17,10 @@ import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 
+from gateway.config_rules import SQLITE, broken_rules
 from gateway.errors import Violation
 
 ENVIRONMENT_PREFIX = "GATEWAY_"
-ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}\Z")
-NETWORK = re.compile(r"eip155:[1-9][0-9]{0,11}\Z")
 
 
 class ConfigurationError(Exception):
@@ -134,8 +132,8 @@ class Configuration:
 
     @property
     def data_dir(self) -> Path:
-        """The directory of the store and the keys."""
-        return Path(self.node.data_dir).expanduser() if self.node.data_dir else default_data_dir()
+        """The directory of the store and the keys, absolute."""
+        return Path(self.node.data_dir).expanduser().absolute() if self.node.data_dir else default_data_dir()
 
     @property
     def base_url(self) -> str:
@@ -144,10 +142,10 @@ class Configuration:
 
     @property
     def store_path(self) -> Path:
-        """The SQLite file."""
+        """The SQLite file, absolute."""
         if not self.store.url:
             return self.data_dir / "gateway.db"
-        return Path(self.store.url.removeprefix("sqlite:///").replace("{data_dir}", str(self.data_dir)))
+        return Path(self.store.url.removeprefix(SQLITE).replace("{data_dir}", str(self.data_dir))).absolute()
 
 
 SECTIONS = {field.name for field in attrs.fields(Configuration)} - {"source"}
@@ -168,33 +166,79 @@ def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Con
             raise ConfigurationError(source, [Violation("", f"cannot be read: {error.strerror}")]) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(source, [Violation("", f"is not TOML: {error}")]) from error
-    for section, key, value in _overlay(environment):
-        tree.setdefault(section, {})[key] = value
-    return structure(tree, source)
+        _anchor(tree, path.absolute().parent)
+    named: dict[str, str] = {}
+    for variable, section, key, value in _overlay(environment):
+        named[f"/{section}/{key}"] = variable
+        members = tree.setdefault(section, {})
+        if isinstance(members, dict):
+            members[key] = value
+    try:
+        return structure(tree, source)
+    except ConfigurationError as error:
+        raise ConfigurationError(source, [_with_variable(each, named) for each in error.violations]) from error
 
 
 def structure(tree: Mapping[str, Any], source: str = "defaults") -> Configuration:
     """Structure and check a configuration tree; raises `ConfigurationError`."""
-    unknown = [Violation(f"/{name}", "unknown section") for name in tree if name not in SECTIONS]
-    if unknown:
-        raise ConfigurationError(source, unknown)
+    shape = [Violation(f"/{name}", "unknown section") for name in tree if name not in SECTIONS]
+    shape += [
+        Violation(f"/{name}", "must be a table")
+        for name in tree
+        if name in SECTIONS and not isinstance(tree[name], dict)
+    ]
+    if shape:
+        raise ConfigurationError(source, shape)
     try:
         configuration = attrs.evolve(_CONVERTER.structure(tree, Configuration), source=source)
     except ClassValidationError as error:
         raise ConfigurationError(source, list(_violations(error, ""))) from error
-    violations = list(_check(configuration))
+    violations = broken_rules(configuration)
     if violations:
         raise ConfigurationError(source, violations)
     return configuration
 
 
-def _overlay(environment: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def _anchor(tree: dict[str, Any], directory: Path) -> None:
+    """Make the relative paths of a file count from its directory, and `~` the home directory."""
+
+    def anchored(value: Any) -> Any:
+        return str(directory / Path(value).expanduser()) if isinstance(value, str) and value else value
+
+    node, store, search = (tree.get(name) for name in ("node", "store", "search"))
+    if isinstance(node, dict):
+        for name in node.keys() & {"data_dir", "operator_token_file"}:
+            node[name] = anchored(node[name])
+    if isinstance(store, dict) and isinstance(store.get("url"), str):
+        path = store["url"].removeprefix(SQLITE)
+        if path != store["url"] and not path.startswith("{data_dir}"):
+            store["url"] = SQLITE + anchored(path)
+    adapters = search.get("adapter") if isinstance(search, dict) else None
+    for adapter in adapters if isinstance(adapters, list) else []:
+        if isinstance(adapter, dict) and "key_file" in adapter:
+            adapter["key_file"] = anchored(adapter["key_file"])
+
+
+def _overlay(environment: Mapping[str, str]) -> list[tuple[str, str, str, Any]]:
     found = []
     for name, raw in sorted(environment.items()):
         section, separator, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if name.startswith(ENVIRONMENT_PREFIX) and separator:
-            found.append((section, key, raw if _is_text(section, key) else _toml_value(raw)))
+            found.append((name, section, key, raw if _is_text(section, key) else _toml_value(raw)))
     return found
+
+
+def _with_variable(violation: Violation, named: Mapping[str, str]) -> Violation:
+    """Say which environment variable set the member that is at fault."""
+    for pointer, variable in named.items():
+        at, section = violation.pointer, pointer.rpartition("/")[0]
+        if (
+            at == pointer
+            or at.startswith(f"{pointer}/")
+            or (at == section and section.removeprefix("/") not in SECTIONS)
+        ):
+            return Violation(at, f"{violation.detail} ({variable})")
+    return violation
 
 
 def _is_text(section: str, key: str) -> bool:
@@ -237,7 +281,13 @@ def _converter() -> cattrs.Converter:
             raise TypeError("must be a list of strings")
         return tuple(value)
 
+    def adapters(value: Any, _: Any) -> tuple[SearchAdapterSection, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise TypeError("must be a list of tables")
+        return tuple(converter.structure(value, list[SearchAdapterSection]))
+
     converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], texts)
+    converter.register_structure_hook_func(lambda kind: kind == tuple[SearchAdapterSection, ...], adapters)
     return converter
 
 
@@ -260,63 +310,8 @@ def _violations(error: BaseException, pointer: str) -> list[Violation]:
             found += _violations(inner, pointer)
     elif isinstance(error, ForbiddenExtraKeysError):
         found += [Violation(f"{pointer}/{name}", "unknown key") for name in sorted(error.extra_fields)]
+    elif isinstance(error, KeyError):
+        found.append(Violation(pointer, "is required"))
     else:
         found.append(Violation(pointer, str(error)))
     return found
-
-
-def _check(configuration: Configuration) -> list[Violation]:
-    node, payment, quota = configuration.node, configuration.payment, configuration.quota
-    found: list[Violation] = []
-
-    def require(holds: bool, pointer: str, detail: str) -> None:  # noqa: FBT001 - a local word
-        if not holds:
-            found.append(Violation(pointer, detail))
-
-    require(bool(node.listen), "/node/listen", "name at least one host:port")
-    for index, address in enumerate(node.listen):
-        require(_is_listen(address), f"/node/listen/{index}", "must be host:port")
-    require(not node.base_url or _is_url(node.base_url), "/node/base_url", "must be an http(s) URL")
-    require(node.drain_s >= 0, "/node/drain_s", "must not be negative")
-    require(node.max_connections > 0, "/node/max_connections", "must be positive")
-    url = configuration.store.url
-    require(not url or url.startswith("sqlite:///"), "/store/url", "must be sqlite:///PATH")
-    require(bool(NETWORK.match(payment.network)), "/payment/network", "must be a CAIP-2 id such as eip155:8453")
-    require(bool(ADDRESS.match(payment.asset)), "/payment/asset", "must be a 0x address")
-    require(not payment.pay_to or bool(ADDRESS.match(payment.pay_to)), "/payment/pay_to", "must be a 0x address")
-    require(0 <= payment.decimals <= 18, "/payment/decimals", "must be 0 to 18")
-    require(
-        not payment.facilitator_url or _is_url(payment.facilitator_url),
-        "/payment/facilitator_url",
-        "must be an http(s) URL",
-    )
-    for index, rpc in enumerate(payment.rpc_urls):
-        require(_is_url(rpc), f"/payment/rpc_urls/{index}", "must be an http(s) URL")
-    for name in ("quote_ttl_s", "confirmations", "verify_timeout_s", "settle_timeout_s", "settle_wait_s"):
-        require(getattr(payment, name) > 0, f"/payment/{name}", "must be positive")
-    for name in ("max_unsettled_per_payer", "max_unsettled", "payer_hold_s"):
-        require(getattr(payment, name) >= 0, f"/payment/{name}", "must not be negative")
-    for field in attrs.fields(QuotaSection):
-        if field.name != "trusted_proxies":
-            require(getattr(quota, field.name) >= 0, f"/quota/{field.name}", "must not be negative")
-    for index, network in enumerate(quota.trusted_proxies):
-        require(_is_network(network), f"/quota/trusted_proxies/{index}", "must be an IP address or network")
-    require(configuration.search.probe_interval_s > 0, "/search/probe_interval_s", "must be positive")
-    return found
-
-
-def _is_listen(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isdecimal() and int(port) < 2**16
-
-
-def _is_url(url: str) -> bool:
-    return bool(re.match(r"https?://[^/?#\s]+", url))
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True

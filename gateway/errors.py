@@ -18,7 +18,10 @@ PROBLEMS: dict[str, type[GatewayError]] = {}
 
 @attrs.frozen
 class Violation:
-    """One thing wrong with a request: an RFC 6901 `pointer` into the body (or `#header/Name`) and what is wrong."""
+    """One thing wrong with a request: an RFC 6901 `pointer` into the body and what is wrong there.
+
+    What is wrong with a header points at the whole ("") and names the header in `detail`.
+    """
 
     pointer: str
     detail: str
@@ -91,10 +94,11 @@ class InvalidHeader(GatewayError):
     """A request header cannot be read."""
 
     code, status, title = "invalid_header", 400, "Invalid request header"
+    next = "Correct the header named in `detail`."
 
 
 class IdempotencyKeyMissing(GatewayError):
-    """The operation requires an `Idempotency-Key`."""
+    """The operation requires an `Idempotency-Key`, and nothing else is wrong with the request."""
 
     code, status, title = "idempotency_key_missing", 400, "Idempotency-Key is required"
     next = "Choose a fresh, unguessable key of 16 to 128 characters and send it as `Idempotency-Key`."
@@ -132,7 +136,7 @@ class MalformedCredential(GatewayError):
     """A payment credential cannot be decoded."""
 
     code, status, title = "malformed_credential", 400, "The payment credential cannot be decoded"
-    next = "Send the credential that your payment client made, unchanged."
+    next = "Send the credential that your payment client made, unchanged, or none to be quoted again."
 
 
 class ExampleQuote(GatewayError):
@@ -146,12 +150,14 @@ class CommandNotFound(GatewayError):
     """The sandbox image has no such executable."""
 
     code, status, title = "command_not_found", 400, "No such command in the sandbox image"
+    next = "Name an executable of the image as the first item of `command`."
 
 
 class ModelNotFound(GatewayError):
     """The catalog has no such model on this operation."""
 
     code, status, title = "model_not_found", 400, "No such model"
+    next = "Choose an id of `GET /v1/models`."
 
 
 # -- 402: pay, or pay correctly; every one of these carries a fresh challenge ------------------------------------------
@@ -169,6 +175,7 @@ class PaymentRefused(PaymentRequired):
     """Base of payments that were refused before anything could have settled."""
 
     title = "Payment refused"
+    next = "Nothing was charged. Sign the fresh challenge of this answer and send the same request again."
 
 
 def _refused(code: str, title: str, doc: str) -> type[PaymentRefused]:
@@ -270,24 +277,28 @@ class NotFound(GatewayError):
     """No such resource."""
 
     code, status, title = "not_found", 404, "Not found"
+    next = "See the paths of this node's documentation; they are spelled in one way only."
 
 
 class OperationNotFound(GatewayError):
     """No operation has this id."""
 
     code, status, title = "operation_not_found", 404, "No such operation"
+    next = "Check the operationId. Operations are forgotten 400 days after they ended."
 
 
 class MethodNotAllowed(GatewayError):
     """The resource does not answer this method; `Allow` names those it does."""
 
     code, status, title = "method_not_allowed", 405, "Method not allowed"
+    next = "Use a method that `Allow` names."
 
 
 class NotAcceptable(GatewayError):
     """No representation fits `Accept`."""
 
     code, status, title = "not_acceptable", 406, "Not acceptable"
+    next = "Ask for `application/json`."
 
 
 class RequestTimeout(GatewayError):
@@ -295,48 +306,56 @@ class RequestTimeout(GatewayError):
 
     code, status, title = "request_timeout", 408, "The request did not arrive in time"
     retryable = True
+    next = "Send the whole request again, with the same Idempotency-Key."
 
 
 class LengthRequired(GatewayError):
     """The body's length is not declared in a way this node reads."""
 
     code, status, title = "length_required", 411, "Length required"
+    next = "Send `Content-Length` or `Transfer-Encoding: chunked`."
 
 
 class ContentTooLarge(GatewayError):
     """The body is over the operation's cap."""
 
     code, status, title = "content_too_large", 413, "The request body is too large"
+    next = "Send a body within the operation's cap."
 
 
 class UriTooLong(GatewayError):
     """The request target is too long."""
 
     code, status, title = "uri_too_long", 414, "URI too long"
+    next = "Send a shorter request target."
 
 
 class UnsupportedMediaType(GatewayError):
     """The body is not of the media type that this operation reads."""
 
     code, status, title = "unsupported_media_type", 415, "Unsupported media type"
+    next = "Send the body as `Content-Type: application/json`, in UTF-8, without Content-Encoding."
 
 
 class ExpectationFailed(GatewayError):
     """An `Expect` other than `100-continue`."""
 
     code, status, title = "expectation_failed", 417, "Expectation failed"
+    next = "Send no `Expect`, or `Expect: 100-continue`."
 
 
 class HeaderFieldsTooLarge(GatewayError):
     """The request's header section is over the cap."""
 
     code, status, title = "header_fields_too_large", 431, "Request header fields too large"
+    next = "Send fewer or shorter header fields."
 
 
 class BadRequest(GatewayError):
     """The request is not well-formed HTTP."""
 
     code, status, title = "bad_request", 400, "Malformed HTTP request"
+    next = "Send well-formed HTTP."
 
 
 # -- 409: the key, the quote or the payment already means something else -----------------------------------------------
@@ -407,10 +426,14 @@ class QuotaExceeded(GatewayError):
 
 
 class InternalError(GatewayError):
-    """A defect of the node; nothing was charged."""
+    """A defect of the node.  A payment that came along may be settled; the same key then replays the result."""
 
     code, status, title = "internal_error", 500, "Internal error"
     retryable = True
+    next = (
+        "Send the same request with the same Idempotency-Key, and the same payment if there was one, "
+        "again: what was completed is replayed, and nothing is charged twice."
+    )
 
 
 class ExecutorFailed(GatewayError):
@@ -440,18 +463,21 @@ class OperationUnavailable(GatewayError):
 
     code, status, title = "operation_unavailable", 503, "The operation is unavailable"
     retryable = True
+    next = "Nothing was charged. Send the same request again after `Retry-After`."
 
 
 class CapabilityUnavailable(GatewayError):
     """No qualified route can serve what this request asks for (a language, a region, a length)."""
 
     code, status, title = "capability_unavailable", 503, "The requested capability is unavailable"
+    next = "Nothing was charged. Leave out what `detail` says cannot be served, or come back later."
 
 
 class OperationNotCallable(GatewayError):
     """The operation is listed as a preview."""
 
     code, status, title = "operation_not_callable", 503, "The operation is a preview and cannot be called"
+    next = "Use another operation."
 
 
 class CapacityExhausted(GatewayError):
@@ -459,6 +485,7 @@ class CapacityExhausted(GatewayError):
 
     code, status, title = "capacity_exhausted", 503, "No capacity"
     retryable = True
+    next = "Nothing was charged. Send the same request with the same key and payment again after `Retry-After`."
 
 
 class StoreUnavailable(GatewayError):
@@ -466,6 +493,7 @@ class StoreUnavailable(GatewayError):
 
     code, status, title = "store_unavailable", 503, "The durable store is unavailable"
     retryable = True
+    next = "Sign no other payment. Send the same request with the same key and payment again after `Retry-After`."
 
 
 class FacilitatorUnavailable(GatewayError):
@@ -481,6 +509,7 @@ class SettlementUnavailable(GatewayError):
 
     code, status, title = "settlement_unavailable", 503, "Payments cannot be settled now"
     retryable = True
+    next = "Nothing was charged. Send the same request again after `Retry-After`."
 
 
 class SettlementPending(GatewayError):
@@ -503,6 +532,7 @@ class ExposureLimit(GatewayError):
 
     code, status, title = "exposure_limit", 503, "Too much is unsettled"
     retryable = True
+    next = "Nothing was charged. Send the same request with the same key and payment again after `Retry-After`."
 
 
 class PayerOnHold(GatewayError):
@@ -510,6 +540,7 @@ class PayerOnHold(GatewayError):
 
     code, status, title = "payer_on_hold", 503, "The payer is on hold"
     retryable = True
+    next = "Nothing was charged. Wait for `Retry-After` seconds, or pay from another account."
 
 
 class ShuttingDown(GatewayError):
@@ -517,3 +548,4 @@ class ShuttingDown(GatewayError):
 
     code, status, title = "shutting_down", 503, "The node is shutting down"
     retryable = True
+    next = "Nothing was started. Send the same request with the same key again."

@@ -1,8 +1,9 @@
 """The node's key files: peppers, node keys, quote secrets and receipt keys, one directory, mode 0600.
 
 Names are `{kind}-{version}.key`; the highest version is current, older ones stay for what they once sealed, signed or
-named. A node that starts on an empty store makes what is missing; on a store that has rows, a missing pepper or node
-key is an error: without it the node would not know its old keys and would charge twice.
+named.  A node that starts on an empty store makes what is missing.  On a store that has been used, a kind without any
+key is an error: without its pepper the node would not know its old keys and would charge twice, without its node key
+it could not take open operations on, and receipts must stay verifiable.
 """
 
 from __future__ import annotations
@@ -57,56 +58,80 @@ def open_keys(directory: Path, *, create: bool) -> Keys:
                     f"{directory} has no {kind} key, but the store has rows that need it:"
                     f" restore {kind}-*.key from the backup"
                 )
-            found[kind][1] = _write(directory, kind, 1)
+            _write(directory, kind, 1)
+            found[kind] = _read(directory)[kind]
     except OSError as error:
         raise KeysRefused(f"{error.filename or directory}: {error.strerror}") from error
     return Keys(peppers=found["pepper"], nodes=found["node"], quotes=found["quote"], receipts=found["receipt"])
 
 
 def rotate(directory: Path, kind: str) -> int:
-    """Add the next version of a kind and return its number; older versions stay.  Raises `KeysRefused`."""
+    """Add the next version of a kind and return its number; older versions stay.
+
+    Nodes that run take it up at their next start.  Raises `KeysRefused`, also where there is no first version yet.
+    """
+    if kind not in KINDS:
+        raise KeysRefused(f"there are no {kind} keys; there are {', '.join(KINDS)}")
     try:
-        version = max(_read(directory)[kind], default=0) + 1
-        _write(directory, kind, version)
+        versions = _read(directory)[kind]
+        if not versions:
+            raise KeysRefused(f"{directory} has no {kind} key to follow on; start the node once, or restore the backup")
+        version = max(versions) + 1
+        if not _write(directory, kind, version):
+            raise KeysRefused(f"{directory}: {kind} key {version} was just made by somebody else")
     except OSError as error:
         raise KeysRefused(f"{error.filename or directory}: {error.strerror}") from error
     return version
 
 
 def _read(directory: Path) -> dict[str, dict[int, bytes]]:
+    if not directory.is_dir():
+        raise KeysRefused(f"{directory}: is no directory; restore it from the backup")
     found: dict[str, dict[int, bytes]] = {kind: {} for kind in KINDS}
     for path in sorted(directory.glob("*.key")):
+        if path.name.startswith("."):
+            continue
         match = NAME.match(path.name)
         if match is None:
             raise KeysRefused(
-                f"{path}: not a key file name of this node; expected KIND-VERSION.key with KIND in {KINDS}"
+                f"{path}: not a key file name of this node; expected KIND-VERSION.key with KIND in {', '.join(KINDS)}"
             )
-        key = path.read_bytes()
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise KeysRefused(f"{path}: others can read it; run chmod 600 {path}")
+            key = file.read(SIZE + 1)
         if len(key) != SIZE:
-            raise KeysRefused(f"{path}: holds {len(key)} bytes instead of {SIZE}; restore it from the backup")
-        if path.stat().st_mode & 0o077:
-            raise KeysRefused(f"{path}: others can read it; run chmod 600 {path}")
+            held = f"{len(key)} bytes" if len(key) < SIZE else "more bytes"
+            raise KeysRefused(f"{path}: holds {held} instead of {SIZE}; restore it from the backup")
         found[match[1]][int(match[2])] = key
     return found
 
 
-def _write(directory: Path, kind: str, version: int) -> bytes:
-    """Write a fresh key durably before it is used for anything."""
-    key = secrets.token_bytes(SIZE)
+def _write(directory: Path, kind: str, version: int) -> bool:
+    """Write a fresh key durably before it is used for anything; return False if there is one by this name already.
+
+    Until it is whole and on disk it has a draft's name, which no start reads.
+    """
     path = directory / f"{kind}-{version}.key"
     draft = directory / f".{path.name}.{secrets.token_hex(4)}"
-    with draft.open("xb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(SIZE))
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)
+    except FileExistsError:
+        return False
     finally:
         draft.unlink()
+    _sync_directory(directory)
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
     folder = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return key

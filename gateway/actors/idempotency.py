@@ -18,12 +18,14 @@ import trio
 from gateway.actors.operations.life import State
 from gateway.actors.operations.live import open_output
 from gateway.actors.operations.order import Earlier, Ended
+from gateway.actors.retention import keep_sweeping
 from gateway.actors.runtime import Ask, Inbox, Letter
-from gateway.actors.store import Row, Statement, Store, Value
+from gateway.actors.store import Row, Store, Value
 from gateway.errors import (
     ExecutionReconciliation,
     GatewayError,
     IdempotencyKeyReused,
+    InternalError,
     OperationNotFound,
     OperatorNeeded,
     ResultExpired,
@@ -34,14 +36,7 @@ from gateway.registry.sealing import KeyName, SealBroken
 
 log = structlog.get_logger(__name__)
 
-SWEEP_EVERY_S = 600.0
-SWEEP_AT_ONCE = 500
 BATCH = 64
-
-
-@attrs.frozen
-class Fresh:
-    """No operation has these names."""
 
 
 @attrs.frozen
@@ -51,24 +46,42 @@ class Open:
     operation_id: str
 
 
-Finding = Fresh | Open | Ended | Earlier
+@attrs.frozen
+class Known:
+    """What a caller's names stand for: an operation that ended or runs, a failed one to take on again, or nothing.
+
+    `payment_bound` is True where the authorization that came along is bound to another operation than that, `paid`
+    where the chain showed a failed attempt paid, so that it goes on without another payment.
+    """
+
+    operation: Open | Ended | Earlier | None = None
+    payment_bound: bool = False
+    paid: bool = False
 
 
 @attrs.frozen
-class LookUp(Ask[Finding]):
+class LookUp(Ask[Known]):
     """Find what a caller's names stand for; refused with the `GatewayError` that is the answer where there is one.
 
-    `callers` are the names of the caller under every pepper.
+    Attributes:
+        names: for each name that the caller gives the operation, the name under every pepper, newest first.
+        request_hash: of the request at hand.
+        network: the name of the caller's network under every pepper, newest first.
+        payer: the same of its payer's address, where a signature tells it.
+        authorization: what the authorization of its payment is known by.  Once that is bound, a signature proves
+            nothing more, since anybody may have copied it from the chain.
     """
 
     names: tuple[tuple[KeyName, ...], ...]
     request_hash: str
-    callers: tuple[str, ...]
+    network: tuple[str, ...]
+    payer: tuple[str, ...] = ()
+    authorization: tuple[int, str, str, str] | None = None
 
 
 @attrs.frozen
 class Shown:
-    """An operation as anybody may see it; `output` only for who has the key."""
+    """An operation as anybody may see it; `output` only for who has the key.  `kept` says whether there is one."""
 
     operation_id: str
     operation: str
@@ -82,6 +95,7 @@ class Shown:
     failure_code: str | None
     receipt: Mapping[str, Any] | None
     transitions: Sequence[Mapping[str, Any]]
+    kept: bool
     output: Mapping[str, Any] | None
     execution: Mapping[str, Any] | None
 
@@ -101,11 +115,15 @@ Message = LookUp | Show
 
 BY_KEY = """
     SELECT o.operation_id, o.operation, o.state, o.epoch, o.attempt, o.request_hash, o.sealed_output, o.receipt,
-        o.protocol, o.challenge_id, o.failure_code, k.key_hmac, k.key_wrap
+        o.protocol, o.challenge_id, o.failure_code, o.settlement, k.key_hmac, k.key_wrap
     FROM idempotency_keys k JOIN operations o ON o.operation_id = k.operation_id
     WHERE k.key_hmac = :key_hmac AND k.request_hash = :request_hash
 """
 BY_CALLER = "SELECT operation_id FROM idempotency_callers WHERE key_hmac = :key_hmac AND caller = :caller"
+BY_AUTHORIZATION = """
+    SELECT operation_id FROM authorizations
+    WHERE chain_id = :chain_id AND asset = :asset AND authorizer = :authorizer AND nonce = :nonce
+"""
 BY_ID = """
     SELECT operation_id, operation, state, funding, attempt, request_hash, settlement, transaction_hash, network,
         failure_code, receipt, sealed_output
@@ -130,6 +148,7 @@ class _Hit:
     protocol: str | None
     challenge_id: str | None
     failure_code: str | None
+    settlement: str
     key_hmac: str
     key_wrap: bytes | None
 
@@ -143,11 +162,7 @@ async def idempotency(inbox: Inbox[Message], *, store: Store, clock_ms: Callable
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_sweeping, store, clock_ms)
         inbox.ready()
-        while True:
-            try:
-                letters = await inbox.batch(BATCH)
-            except StopAsyncIteration:
-                break
+        async for letters in inbox.batches(BATCH):
             await _serve(letters, store)
         nursery.cancel_scope.cancel()
 
@@ -167,16 +182,23 @@ async def _serve(letters: Sequence[Letter[Message]], store: Store) -> None:
         return
     start = 0
     for letter, span in zip(letters, spans, strict=True):
-        rows = found[start : start + span]
+        _reply(letter, found[start : start + span])
         start += span
-        message = letter.message
-        try:
-            if isinstance(message, LookUp):
-                letter.answer(message, _find(message, rows))
-            else:
-                letter.answer(message, _show(message, rows))
-        except GatewayError as failure:
-            letter.refuse(failure)
+
+
+def _reply(letter: Letter[Message], rows: Sequence[Sequence[Row]]) -> None:
+    """Answer one letter; a row that cannot be read costs its own asker an answer, not the others."""
+    message = letter.message
+    try:
+        if isinstance(message, LookUp):
+            letter.answer(message, _known(message, rows))
+        else:
+            letter.answer(message, _show(message, rows))
+    except GatewayError as failure:
+        letter.refuse(failure)
+    except Exception as error:
+        log.exception("row_unreadable", asked=type(message).__name__, error=type(error).__name__)
+        letter.refuse(InternalError())
 
 
 def _queries(message: Message) -> list[Query]:
@@ -187,27 +209,49 @@ def _queries(message: Message) -> list[Query]:
             (HISTORY, by_id),
             *((WRAP, {"key_hmac": name.hmac, "operation_id": message.operation_id}) for name in message.names),
         ]
-    hmacs = [name.hmac for versions in message.names for name in versions]
-    return [
-        *((BY_KEY, {"key_hmac": each, "request_hash": message.request_hash}) for each in hmacs),
-        *((BY_CALLER, {"key_hmac": each, "caller": caller}) for each in hmacs for caller in message.callers),
-    ]
+    queries: list[Query] = []
+    for versions in message.names:
+        queries += [(BY_KEY, {"key_hmac": each.hmac, "request_hash": message.request_hash}) for each in versions]
+        for callers in (message.network, message.payer):
+            queries += [
+                (BY_CALLER, {"key_hmac": each.hmac, "caller": caller})
+                for each, caller in zip(versions, callers, strict=bool(callers))
+            ]
+    if message.authorization is not None:
+        chain_id, asset, authorizer, nonce = message.authorization
+        named: dict[str, Value] = {"chain_id": chain_id, "asset": asset, "authorizer": authorizer, "nonce": nonce}
+        queries.append((BY_AUTHORIZATION, named))
+    return queries
 
 
-def _find(message: LookUp, rows: Sequence[Sequence[Row]]) -> Finding:
-    count = sum(len(versions) for versions in message.names)
-    hits = [_hit(row) for found in rows[:count] for row in found]
-    if len({hit.operation_id for hit in hits}) > 1:
+def _known(message: LookUp, rows: Sequence[Sequence[Row]]) -> Known:
+    """Say what all names of a request mean together."""
+    left = iter(rows)
+    hits: dict[str, _Hit] = {}
+    by_network: list[Row] = []
+    by_payer: list[Row] = []
+    for versions in message.names:
+        found = [_hit(row) for _ in versions for row in next(left)]
+        networks = [row for _ in message.network for row in next(left)]
+        payers = [row for _ in message.payer for row in next(left)]
+        if found:
+            hits[found[0].operation_id] = found[0]
+        else:
+            by_network += networks
+            by_payer += payers
+    bound_to = [str(row[0]) for row in next(left)] if message.authorization is not None else []
+    bound = any(each not in hits for each in bound_to)
+    if len(hits) > 1 or (hits and (by_network or (by_payer and not bound))):
         raise IdempotencyKeyReused("the Idempotency-Key and the payment identifier name two different operations")
-    if hits:
-        return _stands(hits[0], message)
-    for found in rows[count:]:
-        for row in found:
-            raise IdempotencyKeyReused(operation_id=str(row[0]))
-    return Fresh()
+    if by_network or (by_payer and not bound):
+        raise IdempotencyKeyReused
+    for hit in hits.values():
+        standing = _stands(hit, message)
+        return Known(standing, bound, paid=isinstance(standing, Earlier) and hit.settlement == "settled")
+    return Known(None, bound)
 
 
-def _stands(hit: _Hit, message: LookUp) -> Finding:
+def _stands(hit: _Hit, message: LookUp) -> Open | Ended | Earlier:
     """Say what a hit means for the same request sent again."""
     if not hit.state.ended:
         return Open(hit.operation_id)
@@ -246,10 +290,14 @@ def _show(message: Show, rows: Sequence[Sequence[Row]]) -> Shown:
         raise OperationNotFound(operation_id=message.operation_id)
     operation = rows[0][0]
     output = execution = None
+    sealed = operation[11] if operation[2] == State.RECEIPTED else None
     for name, found in zip(message.names, rows[2:], strict=True):
-        wrap, sealed = (found[0][0] if found else None), operation[11]
-        if isinstance(wrap, bytes) and isinstance(sealed, bytes) and operation[2] == State.RECEIPTED:
-            served = open_output(name.unwrap(message.operation_id, wrap), message.operation_id, sealed)
+        wrap = found[0][0] if found else None
+        if isinstance(wrap, bytes) and isinstance(sealed, bytes):
+            try:
+                served = open_output(name.unwrap(message.operation_id, wrap), message.operation_id, sealed)
+            except SealBroken as error:
+                raise OperatorNeeded(str(error), operation_id=message.operation_id) from error
             output, execution = served.output, served.execution
     transitions = [
         {"state": str(state).upper(), "at": timestamp(int(at or 0))} | ({"note": note} if note else {})
@@ -268,50 +316,7 @@ def _show(message: Show, rows: Sequence[Sequence[Row]]) -> Shown:
         operation[9] if isinstance(operation[9], str) else None,
         orjson.loads(operation[10]) if isinstance(operation[10], str) else None,
         transitions,
+        isinstance(sealed, bytes),
         output,
         execution,
     )
-
-
-# -- what is past its life ---------------------------------------------------------------------------------------------
-
-
-async def keep_sweeping(store: Store, clock_ms: Callable[[], int]) -> None:
-    """Sweep again and again; a store that is away is swept later."""
-    while True:
-        try:
-            await sweep(store, clock_ms())
-        except StoreUnavailable as error:
-            log.warning("sweep_failed", reason=error.detail)
-        await trio.sleep(SWEEP_EVERY_S)
-
-
-async def sweep(store: Store, now: int) -> None:
-    """Drop outputs past their life and, much later, whole tombstones; a bounded number at a time."""
-    while True:
-        due = await store.fetch(
-            "SELECT operation_id FROM operations WHERE output_until < :now AND output_until IS NOT NULL LIMIT :limit",
-            {"now": now, "limit": SWEEP_AT_ONCE},
-        )
-        for (operation_id,) in due:
-            by_id = {"operation_id": operation_id}
-            await store.commit(
-                Statement(
-                    "UPDATE operations SET sealed_output = NULL, sealed_request = :empty, sealed_payment = NULL,"
-                    " output_until = NULL WHERE operation_id = :operation_id AND ended_at IS NOT NULL",
-                    by_id | {"empty": b""},
-                ),
-                Statement("UPDATE idempotency_keys SET key_wrap = NULL WHERE operation_id = :operation_id", by_id),
-            )
-        if len(due) < SWEEP_AT_ONCE:
-            break
-    dead = await store.fetch(
-        "SELECT operation_id FROM operations WHERE tombstone_until < :now AND tombstone_until IS NOT NULL LIMIT :limit",
-        {"now": now, "limit": SWEEP_AT_ONCE},
-    )
-    for (operation_id,) in dead:
-        by_id = {"operation_id": operation_id}
-        tables = ("idempotency_keys", "idempotency_callers", "operation_events", "operations")
-        await store.commit(
-            *(Statement(f"DELETE FROM {table} WHERE operation_id = :operation_id", by_id) for table in tables)  # noqa: S608 - names above
-        )

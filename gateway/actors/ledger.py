@@ -6,7 +6,8 @@ payment waits for a single chain's order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import structlog
@@ -15,8 +16,7 @@ import trio
 from gateway.actors.runtime import Ask, Inbox
 from gateway.actors.store import Conflict, Row, Statement, Store
 from gateway.errors import StoreUnavailable
-from gateway.registry.canonical import canonical_json
-from gateway.registry.ledger import Audit, Block, Entry, audit, seal_block
+from gateway.registry.ledger import REVENUE, Audit, Block, Entry, Posting, audit, seal_block
 from gateway.registry.receipts import BLOCK_TYPE, Signer
 
 log = structlog.get_logger(__name__)
@@ -44,9 +44,16 @@ LAST_BLOCK = (
 UNSEALED = "SELECT entry_id, entry_hash FROM ledger_entries WHERE height IS NULL ORDER BY posted_at LIMIT :limit"
 ENTRIES = """
     SELECT operation_id, step, account, network, asset, amount, posted_at, entry_hash, height FROM ledger_entries
-    ORDER BY entry_id
 """
-BLOCKS = "SELECT height, previous_hash, block_hash, entries, sealed_at FROM ledger_blocks ORDER BY height"
+BLOCKS = "SELECT height, previous_hash, block_hash, entries, sealed_at, signature FROM ledger_blocks ORDER BY height"
+UNPOSTED = """
+    SELECT o.operation_id FROM operations o
+    WHERE o.funding = 'paid' AND o.state = 'receipted' AND NOT EXISTS (
+        SELECT 1 FROM ledger_entries e
+        WHERE e.operation_id = o.operation_id AND e.step = 'receipted' AND e.account = :revenue AND e.amount = o.amount)
+    ORDER BY o.operation_id LIMIT :limit
+"""
+FAULTS_LISTED = 100
 
 
 async def ledger(inbox: Inbox[Message], *, store: Store, signer: Signer, clock_ms: Callable[[], int]) -> None:
@@ -97,13 +104,12 @@ async def seal_next(store: Store, signer: Signer, now: int) -> bool:
         return False
     entries = sorted((str(entry_id), str(entry_hash)) for entry_id, entry_hash in found)
     block = seal_block(await last_block(store), [entry_hash for _, entry_hash in entries], now)
-    head = canonical_json({"height": block.height, "blockHash": block.block_hash, "previousHash": block.previous_hash})
     insert = Statement(
         """
         INSERT INTO ledger_blocks (height, previous_hash, block_hash, entries, sealed_at, signature)
         VALUES (:height, :previous_hash, :block_hash, :entries, :sealed_at, :signature) ON CONFLICT DO NOTHING
         """,
-        attrs.asdict(block) | {"signature": signer.jws(head, BLOCK_TYPE)},
+        attrs.asdict(block) | {"signature": signer.jws(block.head, BLOCK_TYPE)},
         rows=1,
     )
     marks = [
@@ -124,13 +130,23 @@ async def last_block(store: Store) -> Block | None:
     return _block(found[0]) if found else None
 
 
-async def audit_store(store: Store) -> Audit:
-    """Check the whole ledger of a store, from one snapshot."""
-    entries, blocks = await store.fetch_many([(ENTRIES, {}), (BLOCKS, {})])
-    return audit(
-        ((Entry(*row[:7]), str(row[7]), row[8] if isinstance(row[8], int) else None) for row in entries),  # type: ignore[arg-type]  # the schema's types
-        [_block(row) for row in blocks],
+async def audit_store(store: Store, key_set: Mapping[str, Any] | None = None) -> Audit:
+    """Check the whole ledger of a store, from one snapshot: sums, hashes, chain, and that no receipt lacks its posting.
+
+    With the node's key set the signature of every block is checked as well, so that a chain that was written anew
+    does not pass.
+    """
+    entries, blocks, unposted = await store.fetch_many(
+        [(ENTRIES, {}), (BLOCKS, {}), (UNPOSTED, {"revenue": REVENUE, "limit": FAULTS_LISTED})]
     )
+    found = audit(
+        (Posting(Entry(*row[:7]), str(row[7]), row[8] if isinstance(row[8], int) else None) for row in entries),  # type: ignore[arg-type]  # the schema's types
+        [_block(row[:5]) for row in blocks],
+        [str(row[5]) for row in blocks],
+        key_set,
+    )
+    missing = tuple(f"operation {row[0]!s} is receipted and its payment is not posted" for row in unposted)
+    return attrs.evolve(found, faults=found.faults + missing)
 
 
 def _block(row: Row) -> Block:

@@ -1,8 +1,8 @@
 """The quota actor: calls a minute and caller, counted exactly.
 
 A window opens with a caller's first call and lasts `window_s`.  Counters live in memory and are flushed to the store
-every few seconds, so that a restart does not forget them; the unpaid path writes nothing else (design/architecture,
-"The store").
+every few seconds, so that a restart does not forget them: a clean one nothing, a kill what was counted since the last
+flush.  The unpaid path writes nothing else (design/architecture, "The store").
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Allowance:
     @property
     def headers(self) -> dict[str, str]:
         """The `RateLimit` and `RateLimit-Policy` fields (draft-ietf-httpapi-ratelimit-headers)."""
-        name = self.policy.name.replace(".", "-")
+        name = self.policy.name
         return {
             "RateLimit-Policy": f'"{name}";q={self.policy.limit};w={self.policy.window_s}',
             "RateLimit": f'"{name}";r={self.remaining};t={self.reset_s}',
@@ -86,21 +86,31 @@ class _Counters:
     windows: dict[tuple[str, str], _Window] = attrs.field(factory=dict)
 
     def spend(self, policy: Policy, caller: str) -> Allowance:
+        """Count a call if the caller's window has room for it."""
         now = self.clock_ms()
-        window = self.windows.get((policy.name, caller))
-        if window is None or not 0 <= now - window.opened_ms < policy.window_s * 1000:
-            self.windows.pop((policy.name, caller), None)
-            window = self.windows[policy.name, caller] = _Window(now, 0)
-            if len(self.windows) > MAX_WINDOWS:
-                self.windows.pop(next(iter(self.windows)))
+        window = self.window(policy, caller, now)
         granted = window.used < policy.limit
         if granted:
             window.used += 1
             window.dirty = True
         left_ms = window.opened_ms + policy.window_s * 1000 - now
-        return Allowance(policy, granted, policy.limit - window.used, -(-left_ms // 1000))
+        return Allowance(policy, granted, max(policy.limit - window.used, 0), -(-left_ms // 1000))
+
+    def window(self, policy: Policy, caller: str, now: int) -> _Window:
+        """Return the caller's window of now.  A clock that was put back moves the window along, it opens no new one."""
+        window = self.windows.get((policy.name, caller))
+        if window is not None and now < window.opened_ms:
+            window.opened_ms = now
+            window.dirty = True
+        if window is None or now - window.opened_ms >= policy.window_s * 1000:
+            self.windows.pop((policy.name, caller), None)
+            window = self.windows[policy.name, caller] = _Window(now, 0)
+            if len(self.windows) > MAX_WINDOWS:
+                self.windows.pop(next(iter(self.windows)))
+        return window
 
     def give_back(self, policy: str, caller: str) -> None:
+        """Take one call back, where the window that it was counted in is still open."""
         window = self.windows.get((policy, caller))
         if window is not None and window.used > 0:
             window.used -= 1
@@ -149,31 +159,38 @@ async def _keep_flushing(counters: _Counters, store: Store) -> None:
 
 
 async def _flush(counters: _Counters, store: Store) -> None:
+    """Write every counter that changed, a bounded number in one step; what could not be written stays due."""
     now = counters.clock_ms()
     ended = counters.closed(now)
     for key in ended:
         del counters.windows[key]
-    dirty = [(key, window) for key, window in counters.windows.items() if window.dirty][:FLUSH_AT_ONCE]
-    for _, window in dirty:
-        window.dirty = False
-    if not dirty and not ended:
-        return
-    statements = [
-        Statement(
-            """
-            INSERT INTO quota_counters (quota, caller, window_start, used)
-            VALUES (:quota, :caller, :window_start, :used)
-            ON CONFLICT (quota, caller) DO UPDATE SET window_start = excluded.window_start, used = excluded.used
-            """,
-            {"quota": name, "caller": caller, "window_start": window.opened_ms, "used": window.used},
-        )
-        for (name, caller), window in dirty
-    ]
-    old = now - max(policy.window_s for policy in counters.policies.values()) * 1000
-    statements.append(Statement("DELETE FROM quota_counters WHERE window_start <= :old", {"old": old}))
-    try:
-        await store.commit(*statements)
-    except StoreUnavailable as error:
-        for _, window in dirty:
-            window.dirty = True
-        log.warning("quota_flush_failed", reason=error.detail)
+    dirty = [key for key, window in counters.windows.items() if window.dirty]
+    steps = [dirty[start : start + FLUSH_AT_ONCE] for start in range(0, len(dirty), FLUSH_AT_ONCE)]
+    oldest = now - max(policy.window_s for policy in counters.policies.values()) * 1000
+    drop = Statement("DELETE FROM quota_counters WHERE window_start <= :oldest", {"oldest": oldest})
+    for keys in steps or ([[]] if ended else []):
+        written = {key: counters.windows[key] for key in keys if key in counters.windows}
+        counters_now = [_counter(*key, window) for key, window in written.items()]
+        for window in written.values():
+            window.dirty = False
+        done = False
+        try:
+            await store.commit(*counters_now, drop)
+            done = True
+        except StoreUnavailable as error:
+            log.warning("quota_flush_failed", reason=error.detail)
+            return
+        finally:
+            for window in written.values():
+                window.dirty = window.dirty or not done
+
+
+def _counter(policy: str, caller: str, window: _Window) -> Statement:
+    return Statement(
+        """
+        INSERT INTO quota_counters (quota, caller, window_start, used)
+        VALUES (:quota, :caller, :window_start, :used)
+        ON CONFLICT (quota, caller) DO UPDATE SET window_start = excluded.window_start, used = excluded.used
+        """,
+        {"quota": policy, "caller": caller, "window_start": window.opened_ms, "used": window.used},
+    )

@@ -6,18 +6,19 @@ from typing import Any
 
 from gateway.actors.idempotency import Shown
 from gateway.actors.operations import State
-from gateway.errors import PROBLEMS
+from gateway.errors import PROBLEMS, ExecutionReconciliation
 
-NEXT = {
-    State.RECEIPTED: "Send the same request with the same Idempotency-Key to get the result again, without a charge.",
-    State.FAILED: "Nothing was charged. The same request and key may be sent again.",
-    State.EXPIRED: "The stored result has expired. Use a fresh Idempotency-Key to buy a new one.",
-    State.NEEDS_OPERATOR: "The operator has been asked to decide. Do not sign another payment for this request.",
-}
+REPLAY = "Send the same request with the same Idempotency-Key to get the result again, without a charge."
+RESULT_GONE = "The result is past its retention. Use a fresh Idempotency-Key for a new one."
+AGAIN = "Nothing was charged. The same request and key may be sent again."
+PAID_AGAIN = "The payment was made. Send the same request with the same key again: it needs no other payment."
+FRESH_KEY = "Use a fresh Idempotency-Key. Nothing was charged."
+OPERATOR = "The operator has been asked to decide. Do not sign another payment for this request."
 IN_FLIGHT = "In progress. Poll this resource, or send the same request with the same Idempotency-Key again."
 PENDING = "The chain decides. Do not sign another payment; poll this resource."
 
-SETTLEMENTS = {"none": "not_required", "settled": "settled", "not_settled": "not_settled", "unknown": "unknown"}
+SETTLEMENTS = {"none": "not_settled", "settled": "settled", "not_settled": "not_settled", "unknown": "unknown"}
+"""The three values on the wire; nothing of a free operation is ever settled."""
 
 
 def view(shown: Shown) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def view(shown: Shown) -> dict[str, Any]:
         "attempt": shown.attempt,
         "requestHash": shown.request_hash,
         "settlement": {
-            "status": SETTLEMENTS[shown.settlement],
+            "status": SETTLEMENTS.get(shown.settlement, "unknown"),
             "transaction": shown.transaction,
             "network": shown.network,
         },
@@ -47,6 +48,18 @@ def view(shown: Shown) -> dict[str, Any]:
 
 
 def _next(shown: Shown) -> str:
-    if shown.state in NEXT:
-        return NEXT[shown.state]
-    return PENDING if shown.settlement == "unknown" else IN_FLIGHT
+    match shown.state:
+        case State.RECEIPTED | State.EXPIRED:
+            return REPLAY if shown.kept else RESULT_GONE
+        case State.NEEDS_OPERATOR:
+            return OPERATOR
+        case State.FAILED:
+            return _after_failure(shown)
+        case _:
+            return PENDING if shown.settlement == "unknown" else IN_FLIGHT
+
+
+def _after_failure(shown: Shown) -> str:
+    if shown.failure_code == ExecutionReconciliation.code:
+        return FRESH_KEY
+    return PAID_AGAIN if shown.settlement == "settled" else AGAIN

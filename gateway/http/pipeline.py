@@ -1,19 +1,17 @@
 """The one road of every POST operation, in the order of spec/readings "Order of checks"; no route re-orders it.
 
-1 transport, 2 probe rule, 3 schema, key and credential, 4 requestHash and key, 5 free quota, 6 availability, 7 quote
-or payment. Everything up to the claim writes nothing but quota counters.
+1 transport, 2 probe rule, 3 schema, key and credential (all in `asked`), 4 requestHash and key, 5 free quota,
+6 availability, 7 quote or payment.  Everything up to the claim writes nothing but quota counters.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any
 
 import attrs
-import orjson
 import structlog
-from ulid import ULID
+import trio
 
 from gateway import errors
 from gateway.actors import idempotency as keys
@@ -24,46 +22,32 @@ from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
 from gateway.actors.settlement import SettlementPath
 from gateway.errors import GatewayError
-from gateway.http import mpp, strict_json, x402
-from gateway.http.request_headers import (
-    CallerAddress,
-    Headers,
-    PaymentHeader,
-    idempotency_key,
-    patience,
-    payment_header,
-    values,
-)
-from gateway.http.validation import BodyValidator, Valid
+from gateway.http.answer import Outgoing, outgoing
+from gateway.http.asked import Asked, Incoming, Reader
+from gateway.http.challenge import Quoting, own
+from gateway.http.lanes import Lanes, Turn
+from gateway.http.request_headers import CallerAddress
+from gateway.http.validation import BodyValidator
 from gateway.registry.execution import Family
 from gateway.registry.operation import Operation
 from gateway.registry.payment.checks import check
 from gateway.registry.payment.quote import Quote, QuoteSecrets
-from gateway.registry.payment.terms import Credential, Offer, Terms
-from gateway.registry.receipts import timestamp
+from gateway.registry.payment.terms import Credential, Terms
 from gateway.registry.sealing import KeyName, Naming
+
+__all__ = ["Incoming", "Node", "Outgoing", "Pipeline"]
 
 log = structlog.get_logger(__name__)
 
 SETTLEMENT_SLACK_S = 60.0
 RETRY_AFTER_S = 2.0
+LOOK_AGAIN_S = 0.1
+KEY_HEADER = "Idempotency-Key"
 
 
-@attrs.frozen
-class Incoming:
-    """A POST as it arrived: `peer` is the address of the connection."""
-
-    headers: Headers
-    content: bytes = attrs.field(repr=False)
-    peer: str
-
-
-@attrs.frozen
-class Outgoing:
-    """A 200: the envelope of interface.md 2.1 and its headers."""
-
-    body: bytes = attrs.field(repr=False)
-    headers: Mapping[str, str]
+def new_key() -> str:
+    """Return a key for a free call that came without one."""
+    return secrets.token_urlsafe(24)
 
 
 @attrs.frozen(eq=False)
@@ -82,21 +66,35 @@ class Node:
     quota: Ref[quotas.Message]
     operations: Ref[OperationsMessage]
     clock_ms: Callable[[], int]
+    new_key: Callable[[], str] = new_key
+    lanes: Lanes = attrs.field(factory=Lanes)
 
 
 @attrs.frozen
-class Caller:
-    """Who calls: its network, the names under every pepper, those under the current one, the proven payer."""
+class Call:
+    """A request with the names that it goes by; `told_key` is the key that was made for a caller without one."""
 
-    network: str
-    payer: str | None
-    names: tuple[str, ...]
-    current: tuple[str, ...]
+    asked: Asked
+    names: tuple[tuple[KeyName, ...], ...]
+    told_key: str | None
+    network_names: tuple[str, ...]
+    payer_names: tuple[str, ...]
+    authorization: tuple[int, str, str, str] | None
 
     @property
-    def spends_as(self) -> str:
-        """The name that quotas count."""
-        return self.current[-1]
+    def lane(self) -> list[tuple[str, str]]:
+        """What keeps it apart from others with the same key."""
+        return [(versions[0].hmac, self.asked.valid.request_hash) for versions in self.names]
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        """The names of the caller under the current pepper."""
+        return (*self.network_names[:1], *self.payer_names[:1])
+
+    @property
+    def more_headers(self) -> dict[str, str]:
+        """The key that the caller is told."""
+        return {} if self.told_key is None else {KEY_HEADER: self.told_key}
 
 
 @attrs.frozen(eq=False)
@@ -104,88 +102,149 @@ class Pipeline:
     """The road of one operation."""
 
     operation: Operation
-    validator: BodyValidator
     node: Node
+    reader: Reader
+    quoting: Quoting | None
 
     @classmethod
     def of(cls, operation: Operation, node: Node) -> Pipeline:
         """Make the road of an operation."""
-        return cls(operation, BodyValidator.of(operation), node)
+        reader = Reader(operation, BodyValidator.of(operation), node.callers, node.terms, node.secrets)
+        quoting = None
+        if node.terms is not None:
+            quoting = Quoting(operation, node.terms, node.secrets, node.price_version, node.clock_ms)
+        return cls(operation, node, reader, quoting)
 
     async def call(self, incoming: Incoming) -> Outgoing:
         """Take a request down the road; raises the `GatewayError` that is the answer where it is no 200."""
-        header = payment_header(incoming.headers) if self.operation.paid else None
-        body = _json_body(incoming)
-        example = self._is_probe(body, incoming, header)
-        valid = self.validator.validate(self.operation.example if example else body)
-        key = None if example else idempotency_key(incoming.headers, required=self.operation.key_required)
-        credential, fault = self._credential(header)
-        caller = self._caller(incoming, credential)
-        names = self._names(key, credential, caller)
-        finding = await self._look_up(names, valid, caller)
-        wait_s = patience(incoming.headers)
-        if isinstance(finding, ops.Ended):
-            return outgoing(finding)
-        if isinstance(finding, keys.Open):
-            return outgoing(await self._operations(ops.Join(finding.operation_id, wait_s), wait_s))
-        earlier = finding if isinstance(finding, ops.Earlier) else None
-        if not self.operation.paid:
-            return await self._serve_free(valid, names, caller, earlier, wait_s)
-        self._admit(valid)
-        if fault is not None:
-            raise await self._challenged(fault, valid, caller, example=example)
-        if credential is None:
-            raise await self._challenged(errors.PaymentRequired(), valid, caller, example=example)
-        return await self._serve_paid(credential, valid, names, caller, earlier, wait_s, example=example)
+        asked = self.reader.read(incoming)
+        call = self._named(asked)
+        if self.operation.paid and asked.credential is None:
+            return await self._quote(call)
+        return await self._claim(call)
 
-    # -- 2 to 4 --------------------------------------------------------------------------------------------------------
-
-    def _is_probe(self, body: Any, incoming: Incoming, header: PaymentHeader | None) -> bool:
-        """Return True for the empty probe of a paid route, which is quoted for the documented example."""
-        empty = body is None or body == {}
-        if body is None and not (self.operation.paid and header is None):
-            raise errors.InvalidJson("the body is empty")
-        return empty and self.operation.paid and header is None and not values(incoming.headers, "idempotency-key")
-
-    def _credential(self, header: PaymentHeader | None) -> tuple[Credential | None, errors.PaymentRefused | None]:
-        """Decode the credential and recover its signer, without I/O; a refusal waits until the key was looked up."""
-        terms = self.node.terms
-        if header is None or terms is None:
-            return None, None
-        try:
-            if header.protocol == "x402":
-                return x402.decode_payment_signature(header.value, terms), None
-            return mpp.decode_authorization(header.value, terms, self.node.secrets), None
-        except errors.PaymentRefused as refused:
-            return None, refused
-
-    def _caller(self, incoming: Incoming, credential: Credential | None) -> Caller:
-        network = self.node.callers.network(incoming.peer, incoming.headers)
+    def _named(self, asked: Asked) -> Call:
+        """Return the names of the operation: the caller's key, and the payment-identifier of x402."""
+        naming, credential = self.node.naming, asked.credential
+        spoken: list[str] = [] if asked.key is None else [asked.key]
+        told_key = None
+        if asked.key is None and not self.operation.paid:
+            told_key = self.node.new_key()
+            spoken.append(told_key)
+        if asked.key is None and asked.quote is not None and not asked.quote.example:
+            made = naming.generated_keys(asked.quote.quote_id)
+            told_key = made[0]
+            spoken += made
+        if credential is not None and credential.payment_id is not None:
+            spoken.append(credential.payment_id)
         payer = credential.payer if credential else None
-        names = self.node.naming.callers(network, payer)
-        return Caller(network, payer, names, names[: 2 if payer else 1])
+        return Call(
+            asked,
+            tuple(naming.names(each, asked.network) for each in dict.fromkeys(spoken)),
+            told_key,
+            naming.network_names(asked.network),
+            naming.payer_names(payer) if payer else (),
+            credential.authorization_key() if credential else None,
+        )
 
-    def _names(self, key: str | None, credential: Credential | None, caller: Caller) -> tuple[tuple[KeyName, ...], ...]:
-        """Return the names that the caller gives the operation: its key, and the payment-identifier of x402."""
-        spoken = [key, credential.payment_id if credential else None]
-        return tuple(self.node.naming.names(each, caller.network) for each in dict.fromkeys(spoken) if each)
+    # -- 4: the key --------------------------------------------------------------------------------------------------
 
-    async def _look_up(self, names: tuple[tuple[KeyName, ...], ...], valid: Valid, caller: Caller) -> keys.Finding:
-        if not names:
-            return keys.Fresh()
-        message = keys.LookUp(names, valid.request_hash, caller.names)
+    async def _quote(self, call: Call) -> Outgoing:
+        """Answer a paid route that was asked without a payment it could take: by what its key names, or a quote."""
+        patience = trio.current_time() + call.asked.wait_s
+        while True:
+            known = await self._look_up(call)
+            ended = await self._standing(known, call, patience)
+            if ended is not None:
+                return outgoing(ended, call.more_headers)
+            if known.paid:
+                return await self._claim(call)
+            if not isinstance(known.operation, keys.Open):
+                break
+        self._admit(call, known)
+        raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
+
+    async def _claim(self, call: Call) -> Outgoing:
+        """Answer a request that may claim an operation, one at a time for each key."""
+        lanes, patience = self.node.lanes, trio.current_time() + call.asked.wait_s
+        while (turn := lanes.ahead(call.lane)) is not None:
+            with trio.move_on_at(patience) as waiting:
+                await turn.over.wait()
+            if waiting.cancelled_caught:
+                return await self._impatient(call)
+            outcome = turn.shared_with(call.authorization)
+            if isinstance(outcome, GatewayError):
+                raise await self._told(own(outcome), call)
+            if outcome is not None:
+                return outgoing(outcome, call.more_headers)
+        with lanes.turn(call.lane, call.authorization) as turn:
+            while True:
+                known = await self._look_up(call)
+                ended = await self._standing(known, call, patience, turn)
+                if ended is not None:
+                    return outgoing(ended, call.more_headers)
+                if isinstance(known.operation, keys.Open):
+                    continue
+                try:
+                    return await (self._serve_paid if self.operation.paid else self._serve_free)(call, known, turn)
+                except errors.OperationInProgress:
+                    if trio.current_time() >= patience:
+                        raise
+                    await trio.sleep(LOOK_AGAIN_S)  # another node was first with this key, or has failed with it
+
+    async def _impatient(self, call: Call) -> Outgoing:
+        """Answer who has waited long enough behind another request with the same key."""
+        known = await self._look_up(call)
+        ended = await self._standing(known, call, trio.current_time())
+        if ended is not None:
+            return outgoing(ended, call.more_headers)
+        raise errors.OperationInProgress(retry_after=RETRY_AFTER_S)
+
+    async def _look_up(self, call: Call) -> keys.Known:
+        if not call.names and call.authorization is None:
+            return keys.Known()
+        message = keys.LookUp(
+            call.names, call.asked.valid.request_hash, call.network_names, call.payer_names, call.authorization
+        )
         try:
             return await self.node.idempotency.ask(message, within=10)
         except ActorError as error:
             raise errors.StoreUnavailable(
-                f"keys cannot be looked up ({type(error).__name__})", retry_after=1
+                f"keys cannot be looked up ({type(error).__name__})", retry_after=RETRY_AFTER_S
             ) from error
 
-    # -- 5 and 6 -------------------------------------------------------------------------------------------------------
+    async def _standing(
+        self, known: keys.Known, call: Call, patience: float, turn: Turn | None = None
+    ) -> ops.Ended | None:
+        """Return what the key names if it has ended, or ends while the caller waits.
 
-    def _admit(self, valid: Valid) -> None:
-        """Refuse what cannot run or be settled now, before anything is quoted."""
-        self.node.families[self.operation.family].admit(self.operation.id, valid.request)
+        Returns None where there is nothing to replay; after an open operation the key is to be looked up again.
+        """
+        found = known.operation
+        if isinstance(found, ops.Ended):
+            if turn is not None:
+                turn.outcome = found
+            return found
+        if isinstance(found, keys.Open):
+            left = max(patience - trio.current_time(), 0.0)
+            try:
+                return await self._operations(ops.Join(found.operation_id, left), left, call, turn)
+            except errors.OperationInProgress:
+                if trio.current_time() >= patience:
+                    raise
+                await trio.sleep(LOOK_AGAIN_S)  # it ended a moment ago, or waits to be taken on after a crash
+                return None
+        if known.payment_bound:
+            raise errors.PaymentAlreadyBound
+        return None
+
+    # -- 5 and 6: quota and availability -----------------------------------------------------------------------------
+
+    def _admit(self, call: Call, known: keys.Known) -> None:
+        """Refuse what cannot run or be settled now, before anything is quoted; a kept result need not run."""
+        earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
+        if earlier is None or earlier.sealed_output is None:
+            self.node.families[self.operation.family].admit(self.operation.id, call.asked.valid.request)
         if not self.operation.paid:
             return
         closed = "payment_not_configured" if self.node.terms is None else self.node.path.closed
@@ -200,7 +259,7 @@ class Pipeline:
             allowance = await self.node.quota.ask(quotas.Spend(policy, caller), within=5)
         except ActorError as error:
             raise errors.CapacityExhausted(
-                f"quotas cannot be counted ({type(error).__name__})", retry_after=1
+                f"quotas cannot be counted ({type(error).__name__})", retry_after=RETRY_AFTER_S
             ) from error
         if not allowance.granted:
             raise errors.QuotaExceeded(
@@ -211,132 +270,95 @@ class Pipeline:
             )
         return allowance
 
-    async def _serve_free(
-        self,
-        valid: Valid,
-        names: tuple[tuple[KeyName, ...], ...],
-        caller: Caller,
-        earlier: ops.Earlier | None,
-        wait_s: float,
-    ) -> Outgoing:
-        allowance = await self._spend(self.operation.quota, caller.spends_as)
-        try:
-            self._admit(valid)
-        except GatewayError as failure:
-            self._give_back(self.operation.quota, caller.spends_as)
-            failure.headers = dict(allowance.headers) | failure.headers
-            raise
-        order = ops.Order(
-            self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, None, earlier
-        )
-        ended = await self._submit(order, wait_s)
-        return outgoing(ended, allowance.headers)
-
     def _give_back(self, policy: str, caller: str) -> None:
         try:
             self.node.quota.tell(quotas.GiveBack(policy, caller))
         except ActorError as error:
             log.info("quota_not_given_back", policy=policy, error=type(error).__name__)
 
-    # -- 7 -------------------------------------------------------------------------------------------------------------
+    async def _serve_free(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
+        policy, caller = self.operation.quota, call.network_names[0]
+        allowance = await self._spend(policy, caller)
+        try:
+            self._admit(call, known)
+        except GatewayError as failure:
+            self._give_back(policy, caller)
+            failure.headers = allowance.headers | failure.headers
+            raise
+        ended = await self._submit(call, known, None, turn)
+        return outgoing(ended, allowance.headers | call.more_headers)
 
-    def _offer(self, valid: Valid, *, example: bool) -> Offer:
-        terms, operation = self._terms(), self.operation
-        now = self.node.clock_ms() // 1000
-        quote = Quote(
-            quote_id=f"qt_{ULID()}",
-            operation=operation.id,
-            request_hash=valid.request_hash,
-            amount=operation.price(valid.request),
-            price_version=self.node.price_version,
-            issued_at=now,
-            expires_at=now + terms.quote_ttl_s,
-            example=example,
-        )
-        return Offer(
-            quote,
-            self.node.secrets.seal(quote, terms),
-            terms,
-            operation.path,
-            operation.title,
-            operation.summary,
-            operation.deadline_s,
-            operation.example,
-            operation.schema,
-        )
+    # -- 7: quote or payment -----------------------------------------------------------------------------------------
 
-    async def _challenged(
-        self, refusal: errors.PaymentRequired, valid: Valid, caller: Caller, *, example: bool
-    ) -> errors.PaymentRequired:
+    async def _challenged(self, reason: errors.PaymentRequired, call: Call) -> errors.PaymentRequired:
         """Return the 402 with a fresh, exact, request-bound challenge of both protocols."""
-        allowance = await self._spend("unpaid_quotes", self.node.naming.callers(caller.network, None)[0])
-        offer = self._offer(valid, example=example)
-        challenge = x402.payment_required(offer, None if type(refusal) is errors.PaymentRequired else refusal.code)
-        quote, asset = offer.quote, offer.terms.asset
-        refusal.headers |= allowance.headers | {
-            "PAYMENT-REQUIRED": x402.encode(challenge),
-            "WWW-Authenticate": mpp.challenge(offer, self.node.secrets),
-        }
-        refusal.extra |= challenge | {
-            "price": {
-                "amountAtomic": str(quote.amount),
-                "usd": offer.usd,
-                "asset": asset.address,
-                "network": asset.network,
-                "decimals": asset.decimals,
-                "payTo": offer.terms.pay_to,
-            },
-            "quote": {
-                "quoteId": quote.quote_id,
-                "requestHash": quote.request_hash,
-                "expiresAt": timestamp(quote.expires_at * 1000),
-            }
-            | ({"example": True} if example else {}),
-        }
-        return refusal
+        quoting = self._quoting()
+        offer = quoting.offer(call.asked.valid, example=call.asked.example)
+        allowance = await self._spend("unpaid_quotes", call.network_names[0])
+        problem = quoting.challenged(reason, offer)
+        problem.headers |= allowance.headers
+        if not self.operation.key_required and call.asked.key is None:
+            problem.headers[KEY_HEADER] = self.node.naming.generated_keys(offer.quote.quote_id)[0]
+        return problem
 
-    async def _serve_paid(
-        self,
-        credential: Credential,
-        valid: Valid,
-        names: tuple[tuple[KeyName, ...], ...],
-        caller: Caller,
-        earlier: ops.Earlier | None,
-        wait_s: float,
-        *,
-        example: bool,
-    ) -> Outgoing:
-        try:
-            if credential.fault is not None:
-                raise credential.fault
-            quote = self.node.secrets.open(credential.quote_token, self._terms())
-            check(credential, quote, self._offer(valid, example=example), now=self.node.clock_ms() // 1000)
-        except errors.PaymentRefused as refused:
-            raise await self._challenged(refused, valid, caller, example=example) from None
-        await self._spend("paid", caller.spends_as)
-        payment = payment_of(credential, quote)
-        order = ops.Order(
-            self.operation, valid.body, valid.request, valid.request_hash, names, caller.current, payment, earlier
-        )
-        try:
-            ended = await self._submit(order, wait_s)
-        except errors.PaymentRefused as refused:
-            raise await self._challenged(refused, valid, caller, example=False) from None
-        self._give_back("unpaid_quotes", self.node.naming.callers(caller.network, None)[0])
-        return outgoing(ended)
+    async def _told(self, failure: GatewayError, call: Call) -> GatewayError:
+        """Return a failure as it is answered: where it asks for another payment, it carries the challenge."""
+        if isinstance(failure, errors.PaymentRequired):
+            return await self._challenged(failure, call)
+        return failure
 
-    def _terms(self) -> Terms:
-        if self.node.terms is None:
+    async def _serve_paid(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
+        self._admit(call, known)
+        if known.paid:
+            return outgoing(await self._submit(call, known, None, turn), call.more_headers)
+        credential = call.asked.credential
+        if credential is None:
+            raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
+        try:
+            quote = self._checked(credential, call)
+        except errors.PaymentRefused as refused:
+            raise await self._challenged(refused, call) from None
+        allowance = await self._spend("paid", (call.payer_names or call.network_names)[0])
+        ended = await self._submit(call, known, payment_of(credential, quote), turn)
+        if not ended.replayed:
+            self._give_back("unpaid_quotes", call.network_names[0])
+        return outgoing(ended, allowance.headers | call.more_headers)
+
+    def _checked(self, credential: Credential, call: Call) -> Quote:
+        """Return the quote that a credential pays; raises what is wrong with it, without asking anybody."""
+        if credential.fault is not None:
+            raise own(credential.fault)
+        quoting = self._quoting()
+        quote = self.node.secrets.open(credential.quote_token, quoting.terms)
+        check(credential, quote, quoting.offer(call.asked.valid), now=self.node.clock_ms() // 1000)
+        return quote
+
+    def _quoting(self) -> Quoting:
+        if self.quoting is None:
             raise errors.SettlementUnavailable("payments are not configured")
-        return self.node.terms
+        return self.quoting
 
-    async def _submit(self, order: ops.Order, wait_s: float) -> ops.Ended:
-        return await self._operations(ops.Submit(order, wait_s), self.operation.deadline_s + SETTLEMENT_SLACK_S)
+    async def _submit(self, call: Call, known: keys.Known, payment: Payment | None, turn: Turn) -> ops.Ended:
+        valid = call.asked.valid
+        order = ops.Order(
+            operation=self.operation,
+            body=valid.body,
+            request=valid.request,
+            request_hash=valid.request_hash,
+            names=call.names,
+            callers=call.callers,
+            payment=payment,
+            earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
+        )
+        within = self.operation.deadline_s + SETTLEMENT_SLACK_S
+        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)
 
-    async def _operations(self, message: ops.Submit | ops.Join, within: float) -> ops.Ended:
+    async def _operations(
+        self, message: ops.Submit | ops.Join, within: float, call: Call, turn: Turn | None
+    ) -> ops.Ended:
         """Ask the operations actor; what it never saw is retryable, what it saw goes on without us."""
         try:
-            return await self.node.operations.ask(message, within=within + 5)
+            ended = await self.node.operations.ask(message, within=within + 5)
         except (Overloaded, ActorDown) as error:
             raise errors.CapacityExhausted(
                 "the node takes no more operations now", retry_after=RETRY_AFTER_S
@@ -345,6 +367,15 @@ class Pipeline:
             paid = isinstance(message, ops.Join) or message.order.payment is not None
             kind = errors.SettlementPending if paid else errors.OperationInProgress
             raise kind("the operation goes on without this request", retry_after=RETRY_AFTER_S) from error
+        except (errors.OperationInProgress, errors.SettlementPending):
+            raise
+        except GatewayError as failure:
+            if turn is not None:
+                turn.outcome = own(failure)
+            raise await self._told(own(failure), call) from None
+        if turn is not None:
+            turn.outcome = ended
+        return ended
 
 
 def payment_of(credential: Credential, quote: Quote) -> Payment:
@@ -365,54 +396,3 @@ def payment_of(credential: Credential, quote: Quote) -> Payment:
         challenge_id=credential.challenge_id,
         body=credential.facilitator_body(),
     )
-
-
-def outgoing(ended: ops.Ended, more: Mapping[str, str] | None = None) -> Outgoing:
-    """Return the 200 of a receipted operation, the same for the first answer and every replay."""
-    envelope = {
-        "operationId": ended.operation_id,
-        "state": "RECEIPTED",
-        "replayed": ended.replayed,
-        "requestHash": ended.request_hash,
-        "receipt": dict(ended.receipt),
-        "output": dict(ended.output),
-        "execution": dict(ended.execution),
-    }
-    headers = {"Content-Type": "application/json", "Cache-Control": "private"} | dict(more or {})
-    if ended.replayed:
-        headers["Idempotency-Replayed"] = "true"
-    headers |= receipt_headers(ended)
-    return Outgoing(orjson.dumps(envelope), headers)
-
-
-def receipt_headers(ended: ops.Ended) -> dict[str, str]:
-    """Return the payment headers of the protocol that paid, from the stored receipt."""
-    receipt = ended.receipt
-    if ended.protocol is None:
-        return {}
-    settlement, charge = receipt["settlement"], receipt["charge"]
-    if ended.protocol == "x402":
-        response = x402.payment_response(
-            payer=receipt["payer"],
-            transaction=settlement["transaction"],
-            network=settlement["network"],
-            amount=int(charge["amountAtomic"]),
-        )
-        return {"PAYMENT-RESPONSE": response}
-    issued = _seconds(receipt["issuedAt"])
-    chain_id = int(settlement["network"].partition(":")[2])
-    return {"Payment-Receipt": mpp.receipt(settlement["transaction"], issued, ended.challenge_id or "", chain_id)}
-
-
-def _seconds(moment: str) -> int:
-    return int(datetime.fromisoformat(moment).timestamp())
-
-
-def _json_body(incoming: Incoming) -> Any:
-    """Return the JSON of the body, or None where there is no body."""
-    if not incoming.content:
-        return None
-    media = [value.partition(";")[0].strip().lower() for value in values(incoming.headers, "content-type")]
-    if media != ["application/json"]:
-        raise errors.UnsupportedMediaType("send the body as application/json")
-    return strict_json.parse(incoming.content)

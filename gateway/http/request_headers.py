@@ -13,6 +13,7 @@ from gateway.errors import (
     IdempotencyKeyMissing,
     PaymentHeaderConflict,
     PaymentHeaderObsolete,
+    UnsupportedMediaType,
     Violation,
 )
 from gateway.registry.sealing import caller_network
@@ -21,6 +22,7 @@ KEY_LENGTHS = (8, 128)
 MAX_WAIT_S = 25.0
 OBSOLETE = ("x-payment", "x-402-payment", "x-402-receipt")
 QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
+UTF_8 = re.compile(r"(?:\s*charset\s*=\s*\"?utf-?8\"?\s*;?)+\s*", re.IGNORECASE)
 BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?\Z")
 
 Headers = Sequence[tuple[str, str]]
@@ -40,7 +42,7 @@ def idempotency_key(headers: Headers, *, required: bool) -> str | None:
     lines = values(headers, "idempotency-key")
     if not lines:
         if required:
-            raise IdempotencyKeyMissing(errors=[Violation("#header/Idempotency-Key", "is required")])
+            raise IdempotencyKeyMissing(errors=[Violation("", "the header Idempotency-Key is required")])
         return None
     if len(lines) > 1:
         raise _invalid_key("is sent more than once")
@@ -55,7 +57,21 @@ def idempotency_key(headers: Headers, *, required: bool) -> str | None:
 
 
 def _invalid_key(detail: str) -> IdempotencyKeyInvalid:
-    return IdempotencyKeyInvalid(f"Idempotency-Key {detail}", errors=[Violation("#header/Idempotency-Key", detail)])
+    return IdempotencyKeyInvalid(
+        f"Idempotency-Key {detail}", errors=[Violation("", f"the header Idempotency-Key {detail}")]
+    )
+
+
+def require_json(headers: Headers) -> None:
+    """Return if the body is declared as JSON in UTF-8, not encoded further; raises `UnsupportedMediaType`."""
+    declared = values(headers, "content-type")
+    essence, _, parameters = declared[0].partition(";") if len(declared) == 1 else ("", "", "")
+    if essence.strip().lower() != "application/json":
+        raise UnsupportedMediaType("the body is not declared as application/json")
+    if parameters.strip() and not UTF_8.fullmatch(parameters):
+        raise UnsupportedMediaType("the body is not declared as UTF-8")
+    if any(each.lower() != "identity" for each in values(headers, "content-encoding")):
+        raise UnsupportedMediaType("the body has a Content-Encoding")
 
 
 def patience(headers: Headers) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
 import attrs
 import orjson
+import structlog
 from hypercorn.typing import HTTPScope
-from quart import Response, request
+from quart import Response, g, request
 
 from gateway import __version__, errors
 from gateway.actors import idempotency as keys
@@ -27,6 +29,12 @@ DOCUMENT = re.compile(r"[a-z0-9-]{1,64}\Z")
 DEFAULT_BODY_CAP = 4096
 PUBLIC = {"Cache-Control": "public, max-age=300"}
 LIVE = {"Cache-Control": "no-store"}
+HEALTH = ("/healthz", "/readyz")
+LONGEST_PATH = 200
+CLIENT_GONE = 499
+"""Logged where the client left before its answer."""
+
+log = structlog.get_logger(__name__)
 
 
 @attrs.frozen(eq=False)
@@ -56,15 +64,52 @@ def build_app(
     _add_lookups(app, node)
     _add_documents(app, base_url, key_set)
     _add_health(app, readiness)
+    _add_log(app)
     return app
 
 
 def _serve(pipeline: Pipeline) -> Serve:
+    path = pipeline.operation.path
+
     async def serve(scope: HTTPScope, body: bytes) -> problems.Answer:
-        answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
-        return 200, dict(answer.headers), answer.body
+        began = time.perf_counter()
+        status = CLIENT_GONE
+        told: Mapping[str, str | None] = {}
+        try:
+            answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
+            status, told = 200, {"operationId": answer.operation_id}
+            return 200, dict(answer.headers), answer.body
+        except errors.GatewayError as failure:
+            status, told = failure.status, {"code": failure.code, "operationId": failure.operation_id}
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            log.info("request", method="POST", path=path, status=status, ms=_ms_since(began), **told)
 
     return serve
+
+
+def _add_log(app: GatewayApp) -> None:
+    """Log every answer that is none of an operation, which logs itself; a health check only when it fails."""
+
+    async def begin() -> None:
+        g.asked_at = time.perf_counter()
+
+    async def tell(response: Response) -> Response:
+        if request.path not in HEALTH or response.status_code >= 500:
+            path = request.path[:LONGEST_PATH]
+            ms = _ms_since(g.asked_at)
+            log.info("request", method=request.method, path=path, status=response.status_code, ms=ms)
+        return response
+
+    app.before_request_funcs.setdefault(None, []).insert(0, begin)
+    app.after_request(tell)
+
+
+def _ms_since(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 1)
 
 
 def _headers(scope: Any) -> Headers:

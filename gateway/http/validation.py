@@ -6,7 +6,7 @@ count Unicode characters.  Values are never coerced, but `3.0` is the integer 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,9 +14,13 @@ import cattrs
 import jsonschema_rs
 from cattrs.gen import make_dict_structure_fn, override
 
-from gateway.errors import InvalidRequest, Violation
+from gateway.errors import GatewayError, InvalidRequest, Violation
 from gateway.registry.canonical import request_hash, with_defaults
 from gateway.registry.operation import Operation
+
+LISTED = 100
+"""Violations that a problem lists at most."""
+LONGEST_TOKEN = 128
 
 
 def _camel(name: str) -> str:
@@ -79,13 +83,34 @@ class BodyValidator:
         return cls(operation, jsonschema_rs.Draft202012Validator(dict(operation.schema), mask="the value"))
 
     def validate(self, body: Any) -> Valid:
-        """Return the valid request; raises `InvalidRequest` with every violation, or what the operation names."""
-        violations = sorted(set(self._violations(body)), key=lambda each: (each.pointer, each.detail))
+        """Return the valid request; raises what `refusal` returns."""
+        violations = self.violations(body)
         if violations:
-            named = self.operation.refine(body) if isinstance(body, dict) else None
-            raise named or InvalidRequest(_summary(violations), errors=violations)
+            raise self.refusal(body, violations)
+        return self.valid(body)
+
+    def violations(self, body: Any) -> list[Violation]:
+        """Return everything that the schema finds wrong, in the order of the pointers."""
+        if self._schema.is_valid(body):
+            return []
+        return sorted(set(self._violations(body)), key=lambda each: (each.pointer, each.detail))
+
+    def valid(self, body: Any) -> Valid:
+        """Return a body without violations as the valid request that it is."""
         filled = with_defaults(self.operation.schema, body)
         return Valid(filled, structure(self.operation, filled), request_hash(self.operation.id, filled))
+
+    def refusal(self, body: Any, violations: Sequence[Violation]) -> GatewayError:
+        """Return the problem of a request with these violations: the particular one that the operation names, if any.
+
+        It lists no more than `LISTED` of them and says how many there are.
+        """
+        named = self.operation.refine(body) if isinstance(body, dict) else None
+        problem = named or InvalidRequest(_summary(len(violations)))
+        problem.errors = tuple(violations[:LISTED])
+        if len(violations) > LISTED:
+            problem.extra["errorsOmitted"] = len(violations) - LISTED
+        return problem
 
     def _violations(self, body: Any) -> Iterator[Violation]:
         for error in self._schema.iter_errors(body):
@@ -97,6 +122,8 @@ class BodyValidator:
                 case "additionalProperties" | "unevaluatedProperties":
                     for name in kind.unexpected:
                         yield Violation(f"{at}/{_token(name)}", "is not a member of this request")
+                case "propertyNames":
+                    yield Violation(at, "has a member whose name is not allowed")
                 case _:
                     yield Violation(at, error.message)
 
@@ -107,10 +134,15 @@ def pointer(path: Any) -> str:
 
 
 def _token(step: object) -> str:
-    return str(step).replace("~", "~0").replace("/", "~1")
+    """Return a step as an RFC 6901 token, cut where a caller's name is overly long."""
+    name = str(step)
+    token = name[:LONGEST_TOKEN].replace("~", "~0").replace("/", "~1")
+    return token if len(name) <= LONGEST_TOKEN else f"{token}…"
 
 
-def _summary(violations: list[Violation]) -> str:
-    first = violations[0]
-    more = f", and {len(violations) - 1} more" if len(violations) > 1 else ""
-    return f"{first.pointer or 'the body'}: {first.detail}{more}"
+def _summary(count: int) -> str:
+    return (
+        "The request has one fault, told in `errors`."
+        if count == 1
+        else f"The request has {count} faults, told in `errors`."
+    )

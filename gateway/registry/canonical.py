@@ -10,12 +10,46 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import rfc8785
+
+LARGEST_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact (RFC 7493 section 2.2)."""
 
 
 def canonical_json(value: Any) -> bytes:
     """Return the RFC 8785 form of a JSON value; raises `rfc8785.CanonicalizationError` on what I-JSON cannot hold."""
+    if _is_plain(value):
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return rfc8785.dumps(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True where orjson's sorted form is the canonical one, at a tenth of the price.
+
+    The two differ in how they write doubles, in the order of member names beyond ASCII and in what they refuse.
+    """
+    match value:
+        case str():
+            return value.isascii() or _is_encodable(value)
+        case None | bool():
+            return True
+        case int():
+            return -LARGEST_INTEGER <= value <= LARGEST_INTEGER
+        case dict():
+            return all(isinstance(name, str) and name.isascii() and _is_plain(each) for name, each in value.items())
+        case list():
+            return all(map(_is_plain, value))
+        case _:
+            return False
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sha256_hash(data: bytes) -> str:
@@ -23,9 +57,14 @@ def sha256_hash(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def canonical_request(operation: str, body: Mapping[str, Any]) -> bytes:
+    """Return what the `requestHash` of a body, its defaults filled in, is the hash of."""
+    return canonical_json({"operation": operation, "request": dict(body)})
+
+
 def request_hash(operation: str, body: Mapping[str, Any]) -> str:
     """Return the `requestHash` of a body whose defaults are filled in."""
-    return sha256_hash(canonical_json({"operation": operation, "request": dict(body)}))
+    return sha256_hash(canonical_request(operation, body))
 
 
 def result_hash(output: Mapping[str, Any]) -> str:
@@ -36,8 +75,9 @@ def result_hash(output: Mapping[str, Any]) -> str:
 def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
     """Return `value` in the form that is hashed: defaults of `schema` filled in, integral numbers as integers.
 
-    `3.0` is the integer 3 to JSON Schema, so it must hash as 3.  Walks `properties` and `items`; an absent member
-    with a `default` gets it, an absent object member whose own members have defaults stays absent.
+    `3.0` is the integer 3 to JSON Schema, so it is hashed and structured as 3; a double beyond the integers that every
+    reader keeps exact stays a double.  Walks `properties` and `items`; an absent member with a `default` gets it, an
+    absent object member whose own members have defaults stays absent.
     """
     if isinstance(value, dict):
         properties: Mapping[str, Any] = schema.get("properties", {})
@@ -47,7 +87,8 @@ def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
                 filled[name] = member["default"]
         return filled
     if isinstance(value, list):
-        return [with_defaults(schema.get("items", {}), item) for item in value]
-    if isinstance(value, float) and value.is_integer():
+        items = schema.get("items", {})
+        return [with_defaults(items, item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER:
         return int(value)
     return value

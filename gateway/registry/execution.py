@@ -37,3 +37,4 @@ class Family(Protocol):
 
     async def execute(self, work: Work) -> Served:
         """Serve it.  Raises a `GatewayError` when the execution failed; nothing is then charged."""
+        ...

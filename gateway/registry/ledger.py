@@ -9,12 +9,13 @@ Accounts: `payer:0x…` (what a payer owes is negative), `hold` (results made, p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from gateway.registry.canonical import canonical_json, sha256_hash
+from gateway.registry.receipts import BLOCK_TYPE, ReceiptInvalid, verify_jws
 
 GENESIS = "sha256:" + "0" * 64
 HOLD, REVENUE = "hold", "revenue"
@@ -52,6 +53,11 @@ class Block:
     block_hash: str
     entries: int
     sealed_at: int
+
+    @property
+    def head(self) -> bytes:
+        """What the node signs of a block: its height, its hash and that of the block before it."""
+        return canonical_json({"height": self.height, "blockHash": self.block_hash, "previousHash": self.previous_hash})
 
 
 def payer_account(address: str) -> str:
@@ -95,31 +101,67 @@ class Audit:
     faults: tuple[str, ...]
 
 
-def audit(entries: Iterable[tuple[Entry, str, int | None]], blocks: Sequence[Block]) -> Audit:
-    """Check sums, entry hashes and the chain.  `entries` are (entry, stored hash, height), ordered by entry id."""
+@attrs.frozen
+class Posting:
+    """An entry as the store has it: with the hash it was posted under and the block that seals it."""
+
+    entry: Entry
+    stored_hash: str
+    height: int | None
+
+
+def audit(
+    postings: Iterable[Posting],
+    blocks: Sequence[Block],
+    signatures: Sequence[str] = (),
+    key_set: Mapping[str, Any] | None = None,
+) -> Audit:
+    """Check sums, entry hashes, the chain and, with a key set, the signature of every block.
+
+    `blocks` are in order of height, `signatures` those of the blocks.
+    """
     faults: list[str] = []
     sums: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     balances: defaultdict[str, int] = defaultdict(int)
     by_height: defaultdict[int, list[str]] = defaultdict(list)
     count = unsealed = 0
-    for entry, stored, height in entries:
-        count += 1
-        if entry.entry_hash != stored:
+    for posting in sorted(postings, key=lambda each: each.entry.entry_id):
+        entry, count = posting.entry, count + 1
+        if entry.entry_hash != posting.stored_hash:
             faults.append(f"entry {entry.entry_id} was altered")
         sums[entry.operation_id, entry.step, entry.asset] += entry.amount
         balances[entry.account if not entry.account.startswith("payer:") else "payers"] += entry.amount
-        if height is None:
+        if posting.height is None:
             unsealed += 1
         else:
-            by_height[height].append(stored)
+            by_height[posting.height].append(posting.stored_hash)
     faults += [
         f"step {step} of {operation} does not sum to zero" for (operation, step, _), total in sums.items() if total
     ]
+    faults += _broken_links(blocks, by_height)
+    if key_set is not None:
+        faults += _unsigned(blocks, signatures, key_set)
+    return Audit(count, len(blocks), unsealed, dict(balances), tuple(faults))
+
+
+def _broken_links(blocks: Sequence[Block], by_height: dict[int, list[str]]) -> list[str]:
+    faults = []
     previous: Block | None = None
     for block in blocks:
         expected = seal_block(previous, by_height.pop(block.height, []), block.sealed_at)
         if expected != block:
             faults.append(f"block {block.height} does not follow from its entries and the block before it")
         previous = block
-    faults += [f"entries name block {height}, which does not exist" for height in by_height]
-    return Audit(count, len(blocks), unsealed, dict(balances), tuple(faults))
+    return faults + [f"entries name block {height}, which does not exist" for height in by_height]
+
+
+def _unsigned(blocks: Sequence[Block], signatures: Sequence[str], key_set: Mapping[str, Any]) -> list[str]:
+    faults = []
+    for index, block in enumerate(blocks):
+        signature = signatures[index] if index < len(signatures) else ""
+        try:
+            if verify_jws(signature, key_set, BLOCK_TYPE) != block.head:
+                faults.append(f"the signature of block {block.height} is another block's")
+        except ReceiptInvalid as error:
+            faults.append(f"block {block.height} is not signed by this node: {error}")
+    return faults

@@ -9,6 +9,9 @@ import attrs
 
 from gateway.errors import GatewayError
 
+MICRO = 10**6
+"""Prices are stated in millionths of a USD."""
+
 
 def _nothing_more(_: Mapping[str, Any]) -> GatewayError | None:
     return None
@@ -23,7 +26,7 @@ class Operation:
         schema: JSON Schema 2020-12 of the body, with defaults; the same object validates and is published.
         example: a body that the schema accepts; what an empty probe of a paid route is quoted for.
         request: the frozen attrs class that a valid body is structured into.
-        price: atomic units for a request; 0 where `paid` is false.
+        price: millionths of a USD for a request; 0 where `paid` is false.
         body_cap: bytes; a longer body is 413.
         deadline_s: seconds an execution may take.
         quota: name of the quota that a call is counted on.
@@ -50,3 +53,8 @@ class Operation:
     failure: type[GatewayError]
     repeatable: bool = True
     refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
+
+    def amount(self, request: Any, decimals: int) -> int:
+        """Return the price of a request in atomic units of a dollar token of so many decimals, rounded up."""
+        scaled: int = self.price(request) * 10**decimals
+        return -(-scaled // MICRO)

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 import jwt
+import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -80,14 +81,9 @@ def verify_jws(token: str, key_set: Mapping[str, Any], typ: str) -> bytes:
         raise ReceiptInvalid(f"signature is no JWS: {error}") from error
     if header.get("alg") != "EdDSA" or header.get("typ") != typ:
         raise ReceiptInvalid("signature is not an EdDSA signature of this kind")
-    keys = key_set.get("keys")
-    if not isinstance(keys, list):
-        raise ReceiptInvalid("the key set has no `keys`")
-    for jwk in keys:
-        if isinstance(jwk, dict) and jwk.get("kid") == header.get("kid"):
-            break
-    else:
-        raise ReceiptInvalid(f"the key set has no key {header.get('kid')}")
+    if "crit" in header or "b64" in header:
+        raise ReceiptInvalid("signature has header parameters that are not known here")
+    jwk = _key(key_set, header.get("kid"))
     try:
         payload = jwt.api_jws.decode(token, jwt.PyJWK(jwk, algorithm="EdDSA").key, algorithms=["EdDSA"])
     except (jwt.PyJWTError, ValueError) as error:
@@ -97,6 +93,18 @@ def verify_jws(token: str, key_set: Mapping[str, Any], typ: str) -> bytes:
     return payload
 
 
+def _key(key_set: Mapping[str, Any], kid: object) -> dict[str, Any]:
+    keys = key_set.get("keys")
+    if not isinstance(keys, list):
+        raise ReceiptInvalid("the key set has no `keys`")
+    for jwk in keys:
+        if isinstance(jwk, dict) and isinstance(kid, str) and jwk.get("kid") == kid:
+            if (jwk.get("kty"), jwk.get("crv")) != ("OKP", "Ed25519"):
+                raise ReceiptInvalid(f"key {kid} is no Ed25519 key")
+            return jwk
+    raise ReceiptInvalid(f"the key set has no key {kid}")
+
+
 def verify_receipt(receipt: Mapping[str, Any], key_set: Mapping[str, Any]) -> None:
     """Return if the receipt is what the node signed; raises `ReceiptInvalid` with the reason."""
     unsigned = dict(receipt)
@@ -104,5 +112,9 @@ def verify_receipt(receipt: Mapping[str, Any], key_set: Mapping[str, Any]) -> No
     if not isinstance(token, str):
         raise ReceiptInvalid("the receipt has no `signature`")
     payload = verify_jws(token, key_set, RECEIPT_TYPE)
-    if payload != canonical_json(unsigned):
+    try:
+        shown = canonical_json(unsigned)
+    except (rfc8785.CanonicalizationError, RecursionError) as error:
+        raise ReceiptInvalid(f"the receipt holds what no receipt does: {error}") from error
+    if payload != shown:
         raise ReceiptInvalid("the signed receipt differs from the one shown")

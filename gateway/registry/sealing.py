@@ -7,11 +7,11 @@ throughout; the associated data names the operation and the part, so that no cip
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 
 import attrs
 from cryptography.exceptions import InvalidTag
@@ -68,19 +68,32 @@ class NodeSeal:
 
 @attrs.frozen
 class KeyName:
-    """What a caller's key becomes: the HMAC that the store knows it by, and the secret that wraps data keys."""
+    """What a caller's key becomes: the HMAC that the store knows it by, and the secret that wraps data keys.
+
+    The secret is derived when it is first needed: most look-ups find nothing to open.
+    """
 
     pepper: int
     hmac: str
-    secret: bytes = attrs.field(repr=False)
+    _pepper_key: bytes = attrs.field(repr=False)
+    _spoken: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, pepper: int, pepper_key: bytes, spoken: bytes) -> KeyName:
+        """Name a key, with the scope that it is spoken in, under one pepper."""
+        return cls(pepper, hmac.digest(pepper_key, spoken, "sha256").hex(), pepper_key, spoken)
+
+    @cached_property
+    def _secret(self) -> bytes:
+        return HKDF(SHA256(), 32, self._pepper_key, b"gateway idempotency key").derive(self._spoken)
 
     def wrap(self, operation_id: str, data_key: bytes) -> bytes:
         """Wrap the operation's data key so that only the holder of the idempotency key opens it."""
-        return seal(self.secret, operation_id, "key", data_key)
+        return seal(self._secret, operation_id, "key", data_key)
 
     def unwrap(self, operation_id: str, wrapped: bytes) -> bytes:
         """Unwrap; raises `SealBroken`."""
-        return unseal(self.secret, operation_id, "key", wrapped)
+        return unseal(self._secret, operation_id, "key", wrapped)
 
 
 @attrs.frozen
@@ -88,32 +101,38 @@ class Naming:
     """Turns keys and callers into names under the node's peppers; none of them can be read back from the store."""
 
     peppers: Mapping[int, bytes] = attrs.field(repr=False)
+    _newest_first: tuple[tuple[int, bytes], ...] = attrs.field(init=False, repr=False, factory=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        """Order the peppers once."""
+        object.__setattr__(self, "_newest_first", tuple(sorted(self.peppers.items(), reverse=True)))
 
     def names(self, key: str, network: str) -> tuple[KeyName, ...]:
         """Return the names of a key under every pepper, the current one first.  `network` is from `caller_network`."""
         scoped = f"network:{network}\n{key}" if len(key) < WEAK_KEY_LENGTH else f"key:\n{key}"
-        return tuple(
-            KeyName(
-                version,
-                hmac.new(self.peppers[version], scoped.encode(), hashlib.sha256).hexdigest(),
-                HKDF(SHA256(), 32, self.peppers[version], b"gateway idempotency key").derive(scoped.encode()),
-            )
-            for version in sorted(self.peppers, reverse=True)
-        )
+        spoken = scoped.encode()
+        return tuple(KeyName.of(version, pepper, spoken) for version, pepper in self._newest_first)
 
-    def callers(self, network: str, payer: str | None) -> tuple[str, ...]:
-        """Return the names of a caller under every pepper: its network and, where proven, its payer address."""
-        spoken = [f"network:{network}"] + ([f"payer:{payer.lower()}"] if payer else [])
-        return tuple(
-            hmac.new(self.peppers[version], each.encode(), hashlib.sha256).hexdigest()
-            for version in sorted(self.peppers, reverse=True)
-            for each in spoken
-        )
+    def network_names(self, network: str) -> tuple[str, ...]:
+        """Return the names of a caller's network under every pepper, the current one first."""
+        return self._each(f"network:{network}")
+
+    def payer_names(self, payer: str) -> tuple[str, ...]:
+        """Return the names of a payer's address under every pepper, the current one first."""
+        return self._each(f"payer:{payer.lower()}")
+
+    def generated_keys(self, quote_id: str) -> tuple[str, ...]:
+        """Return the keys that a caller without one has for a quote, the one told to it first (spec/readings)."""
+        return self._each(f"generated:{quote_id}")
+
+    def _each(self, spoken: str) -> tuple[str, ...]:
+        said = spoken.encode()
+        return tuple(hmac.digest(pepper, said, "sha256").hex() for _, pepper in self._newest_first)
 
     def fingerprints(self) -> dict[int, str]:
         """Return what tells one pepper from another without telling it."""
         return {
-            version: hmac.new(pepper, b"gateway pepper fingerprint", hashlib.sha256).hexdigest()
+            version: hmac.digest(pepper, b"gateway pepper fingerprint", "sha256").hex()
             for version, pepper in self.peppers.items()
         }
 

@@ -11,8 +11,8 @@ from gateway.registry.search import request as search
 PRICE_VERSION = "2026-07-25.3"
 """The catalog version (interface.md 9) that prices are quoted from."""
 
-SEARCH_PAID_ATOMIC = 6_000
-"""0.006000 USD in a token of 6 decimals (interface.md 4.3)."""
+SEARCH_PAID_PRICE = 6_000
+"""0.006000 USD in millionths (interface.md 4.3)."""
 
 SEARCH_BODY_CAP = 64 * 1024
 SEARCH_DEADLINE_S = 12.0
@@ -45,7 +45,7 @@ SEARCH_PAID = Operation(
     example=search.EXAMPLE,
     request=search.SearchRequest,
     paid=True,
-    price=lambda _: SEARCH_PAID_ATOMIC,
+    price=lambda _: SEARCH_PAID_PRICE,
     key_required=True,
     body_cap=SEARCH_BODY_CAP,
     deadline_s=SEARCH_DEADLINE_S,

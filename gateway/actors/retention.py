@@ -1,0 +1,90 @@
+"""How long anything is kept: outputs seven days, then tombstones four hundred, then nothing (spec/readings).
+
+An output that is past its life takes the request, the payment and the wrapped key along; what stays answers
+`result_expired` with the receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from gateway.actors.store import Statement, Store, Value
+from gateway.errors import StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+SWEEP_EVERY_S = 600.0
+SWEEP_AT_ONCE = 100
+
+
+async def keep_sweeping(store: Store, clock_ms: Callable[[], int]) -> None:
+    """Sweep again and again; a store that is away is swept later."""
+    while True:
+        try:
+            await sweep(store, clock_ms())
+        except StoreUnavailable as error:
+            log.warning("sweep_failed", reason=error.detail)
+        await trio.sleep(SWEEP_EVERY_S)
+
+
+async def sweep(store: Store, now: int) -> None:
+    """Drop outputs past their life and, much later, whole tombstones; a bounded number in one step."""
+    for overdue, drop in ((OUTPUTS_DUE, _drop_output), (TOMBSTONES_DUE, _drop_tombstone)):
+        due = await store.fetch(overdue, {"now": now, "limit": SWEEP_AT_ONCE})
+        while due:
+            await store.commit(*(statement for (operation_id,) in due for statement in drop(str(operation_id), now)))
+            left = await store.fetch(overdue, {"now": now, "limit": SWEEP_AT_ONCE})
+            due = left if left != due else []
+
+
+OUTPUTS_DUE = """
+    SELECT operation_id FROM operations WHERE output_until < :now AND output_until IS NOT NULL AND ended_at IS NOT NULL
+    ORDER BY output_until LIMIT :limit
+"""
+TOMBSTONES_DUE = """
+    SELECT operation_id FROM operations
+    WHERE tombstone_until < :now AND tombstone_until IS NOT NULL AND ended_at IS NOT NULL
+    ORDER BY tombstone_until LIMIT :limit
+"""
+
+
+def _drop_output(operation_id: str, now: int) -> list[Statement]:
+    """Forget output, request, payment and key of an operation that is still ended; one taken on again keeps them."""
+    named: dict[str, Value] = {"operation_id": operation_id, "now": now}
+    return [
+        Statement(
+            """
+            UPDATE idempotency_keys SET key_wrap = NULL WHERE operation_id = :operation_id AND EXISTS (
+                SELECT 1 FROM operations o WHERE o.operation_id = :operation_id
+                    AND o.output_until < :now AND o.ended_at IS NOT NULL)
+            """,
+            named,
+        ),
+        Statement(
+            """
+            UPDATE operations SET sealed_output = NULL, sealed_request = :empty, sealed_payment = NULL,
+                output_until = NULL
+            WHERE operation_id = :operation_id AND output_until < :now AND ended_at IS NOT NULL
+            """,
+            named | {"empty": b""},
+        ),
+    ]
+
+
+def _drop_tombstone(operation_id: str, now: int) -> list[Statement]:
+    """Forget an operation altogether, its authorization too, which has long been too old to be taken."""
+    tables = ("idempotency_keys", "idempotency_callers", "operation_events", "authorizations")
+    still = """EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = :operation_id
+        AND o.tombstone_until < :now AND o.ended_at IS NOT NULL)"""
+    named: dict[str, Value] = {"operation_id": operation_id, "now": now}
+    return [
+        *(Statement(f"DELETE FROM {table} WHERE operation_id = :operation_id AND {still}", named) for table in tables),  # noqa: S608 - names above
+        Statement(
+            "DELETE FROM operations WHERE operation_id = :operation_id AND tombstone_until < :now"
+            " AND ended_at IS NOT NULL",
+            named,
+        ),
+    ]

@@ -1,0 +1,113 @@
+"""What a configuration of the right shape must hold to be used."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gateway.errors import Violation
+
+if TYPE_CHECKING:
+    from gateway.config import Configuration, NodeSection, PaymentSection
+
+NETWORK = re.compile(r"eip155:[1-9][0-9]{0,11}\Z")
+NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)\Z")
+URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?\Z")
+URL_WITH_SECRETS = re.compile(r"https?://[^/?#\s]+\S*\Z")
+SQLITE = "sqlite:///"
+
+
+def broken_rules(configuration: Configuration) -> list[Violation]:
+    """Return a violation for each rule that a configuration of the right shape breaks."""
+    return [
+        Violation(pointer, detail)
+        for holds, pointer, detail in (
+            *_node_rules(configuration.node),
+            *_payment_rules(configuration.payment),
+            *_other_rules(configuration),
+        )
+        if not holds
+    ]
+
+
+Rule = tuple[bool, str, str]
+"""Whether it holds, the pointer of the key, and what to do if it does not."""
+
+
+def _node_rules(node: NodeSection) -> Iterator[Rule]:
+    yield bool(node.listen), "/node/listen", "name at least one host:port"
+    for index, address in enumerate(node.listen):
+        yield _is_listen(address), f"/node/listen/{index}", "must be host:port"
+    yield _is_listen(node.operator_listen), "/node/operator_listen", "must be host:port"
+    yield (
+        not node.base_url or bool(URL.match(node.base_url)),
+        "/node/base_url",
+        "must be an http(s) URL without user, query and fragment",
+    )
+    yield bool(NODE_NAME.match(node.name)), "/node/name", "must be 1 to 64 of A-Za-z0-9._-"
+    yield node.drain_s >= 0, "/node/drain_s", "must not be negative"
+    yield node.max_connections > 0, "/node/max_connections", "must be positive"
+
+
+def _payment_rules(payment: PaymentSection) -> Iterator[Rule]:
+    yield bool(NETWORK.match(payment.network)), "/payment/network", "must be a CAIP-2 id such as eip155:8453"
+    for name in ("asset", "pay_to"):
+        address = getattr(payment, name)
+        yield (
+            not address or _is_address(address),
+            f"/payment/{name}",
+            "must be a 0x address, its checksum right if it has one",
+        )
+    yield bool(payment.asset), "/payment/asset", "must be a 0x address"
+    yield 0 <= payment.decimals <= 18, "/payment/decimals", "must be 0 to 18"
+    facilitator = payment.facilitator_url
+    yield not facilitator or bool(URL.match(facilitator)), "/payment/facilitator_url", "must be an http(s) URL"
+    for index, rpc in enumerate(payment.rpc_urls):
+        yield bool(URL_WITH_SECRETS.match(rpc)), f"/payment/rpc_urls/{index}", "must be an http(s) URL"
+    needed = {name: getattr(payment, name) for name in ("pay_to", "facilitator_url", "rpc_urls")}
+    for name, value in needed.items():
+        yield bool(value) or not any(needed.values()), f"/payment/{name}", "is needed as well to be paid"
+    for name in ("quote_ttl_s", "confirmations", "verify_timeout_s", "settle_timeout_s", "settle_wait_s"):
+        yield getattr(payment, name) > 0, f"/payment/{name}", "must be positive"
+    for name in ("max_unsettled_per_payer", "max_unsettled", "payer_hold_s"):
+        yield getattr(payment, name) >= 0, f"/payment/{name}", "must not be negative"
+
+
+def _other_rules(configuration: Configuration) -> Iterator[Rule]:
+    url, quota = configuration.store.url, configuration.quota
+    yield not url or (url.startswith(SQLITE) and url != SQLITE), "/store/url", "must be sqlite:///PATH"
+    for field in attrs.fields(type(quota)):
+        if field.name != "trusted_proxies":
+            yield getattr(quota, field.name) >= 0, f"/quota/{field.name}", "must not be negative"
+    for index, network in enumerate(quota.trusted_proxies):
+        yield _is_network(network), f"/quota/trusted_proxies/{index}", "must be an IP address or network"
+    yield configuration.search.probe_interval_s > 0, "/search/probe_interval_s", "must be positive"
+
+
+def _is_listen(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(HOST.match(host)) and port.isascii() and port.isdecimal() and int(port) < 2**16
+
+
+def _is_address(text: str) -> bool:
+    from gateway.registry.payment.asset import checksum
+
+    try:
+        spelled = checksum(text)
+    except ValueError:
+        return False
+    digits = text[2:]
+    return digits in {digits.lower(), digits.upper()} or text == spelled
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""The 200 of a receipted operation: the envelope of interface.md 2.1 and its headers, first answer and replay alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import attrs
+import orjson
+
+from gateway.actors.operations import Ended
+from gateway.http import mpp, x402
+
+
+@attrs.frozen
+class Outgoing:
+    """A 200."""
+
+    operation_id: str
+    body: bytes = attrs.field(repr=False)
+    headers: Mapping[str, str]
+
+
+def outgoing(ended: Ended, more: Mapping[str, str] | None = None) -> Outgoing:
+    """Return the 200 of a receipted operation, with `more` headers."""
+    envelope = {
+        "operationId": ended.operation_id,
+        "state": "RECEIPTED",
+        "replayed": ended.replayed,
+        "requestHash": ended.request_hash,
+        "receipt": ended.receipt,
+        "output": ended.output,
+        "execution": ended.execution,
+    }
+    headers = {"Content-Type": "application/json", "Cache-Control": "private"} | dict(more or {})
+    if ended.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    headers |= receipt_headers(ended)
+    return Outgoing(ended.operation_id, orjson.dumps(envelope, default=dict), headers)
+
+
+def receipt_headers(ended: Ended) -> dict[str, str]:
+    """Return the payment headers of the protocol that paid, from the stored receipt."""
+    receipt = ended.receipt
+    if ended.protocol is None:
+        return {}
+    settlement, charge = receipt["settlement"], receipt["charge"]
+    if ended.protocol == "x402":
+        response = x402.payment_response(
+            payer=receipt["payer"],
+            transaction=settlement["transaction"],
+            network=settlement["network"],
+            amount=int(charge["amountAtomic"]),
+        )
+        return {"PAYMENT-RESPONSE": response}
+    issued = int(datetime.fromisoformat(receipt["issuedAt"]).timestamp())
+    chain_id = int(settlement["network"].partition(":")[2])
+    return {"Payment-Receipt": mpp.receipt(settlement["transaction"], issued, ended.challenge_id or "", chain_id)}
