@@ -67,7 +67,7 @@ async def open_node(
     assert_coincurve()
     started_at, metrics = clock_ms(), Metrics()
     node, stopping = configuration.node, trio.Event() if stop is None else stop
-    own = (node.operator_listen,) if operator and node.operator_listen else ()
+    own = (node.operator_listen,) if operator else ()
     with (
         _bound(configuration, "/node/listen", node.listen) as public,
         _bound(configuration, "/node/operator_listen", own) as private,
@@ -134,7 +134,8 @@ def _bound(configuration: Configuration, pointer: str, addresses: Sequence[str])
             try:
                 held.append(bind(address))
             except (OSError, ValueError) as error:
-                what = f"{error}; stop the program that uses it (another node, perhaps) or name another address"
+                why = getattr(error, "strerror", None) or str(error)
+                what = f"{why}; stop the program that uses it (another node, perhaps) or name another address"
                 raise ConfigurationError(configuration.source, [Violation(pointer, what)]) from error
         yield held
     finally:

@@ -213,7 +213,7 @@ def _only(given: str | None) -> str | None:
     if given is None:
         return None
     if given.lower() not in view.FILTERS:
-        raise errors.InvalidRequest(errors=[Violation("#query/state", f"must be one of {', '.join(view.FILTERS)}")])
+        raise _refused("#query/state", f"must be one of {', '.join(view.FILTERS)}")
     return given.lower()
 
 
@@ -222,7 +222,7 @@ def _limit(given: str | None) -> int:
     if given is None:
         return usual
     if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= most:
-        raise errors.InvalidRequest(errors=[Violation("#query/limit", f"must be 1 to {most}")])
+        raise _refused("#query/limit", f"must be 1 to {most}")
     return int(given)
 
 
@@ -232,7 +232,7 @@ def _decision(content: bytes | str, media_type: str) -> tuple[str, str | None]:
         raise errors.UnsupportedMediaType("send the body as application/json")
     body = strict_json.parse(content.encode() if isinstance(content, str) else content)
     if not isinstance(body, dict):
-        raise errors.InvalidRequest(errors=[Violation("", "must be an object")])
+        raise _refused("", "the body must be an object")
     found = [Violation(f"/{name}", "is not a member of this request") for name in body if name not in {"why", "paidBy"}]
     why, paid_by = body.get("why"), body.get("paidBy")
     if not isinstance(why, str) or not why.strip() or len(why) > REASON_LENGTH or "\0" in why:
@@ -240,8 +240,12 @@ def _decision(content: bytes | str, media_type: str) -> tuple[str, str | None]:
     if paid_by is not None and not (isinstance(paid_by, str) and TRANSACTION.match(paid_by)):
         found.append(Violation("/paidBy", "must be a transaction hash, 0x and 64 hex digits"))
     if found:
-        raise errors.InvalidRequest(errors=found)
+        raise errors.InvalidRequest(f"{found[0].pointer} {found[0].detail}", errors=found)
     return str(why).strip(), paid_by.lower() if isinstance(paid_by, str) else None
+
+
+def _refused(pointer: str, detail: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(f"{pointer} {detail}".strip(), errors=[Violation(pointer, detail)])
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -1,0 +1,1 @@
+"""The commands of `gateway`, a module a family.  Nothing slow is imported before a command runs."""

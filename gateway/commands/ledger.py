@@ -1,0 +1,224 @@
+"""`gateway ledger verify`: the books against themselves, against the operations, and against the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from gateway.commands import printing
+from gateway.commands.exits import CHECK_FAILED, UNREACHABLE, USAGE, Stop, exit_codes, leave
+from gateway.commands.options import CONFIG, JSON
+
+if TYPE_CHECKING:
+    from gateway.actors.settlement import Chain
+    from gateway.actors.store.protocol import Row
+    from gateway.config import Configuration
+    from gateway.reading import StoreInReading
+
+CHAIN_AT_ONCE = 8
+PAGE = 500
+SHOWN_FAULTS = 20
+
+HELD = """
+    SELECT operation_id, SUM(amount) FROM ledger_entries WHERE account = 'hold'
+    GROUP BY operation_id HAVING SUM(amount) <> 0
+"""
+OWING = """
+    SELECT operation_id, state, amount FROM operations
+    WHERE funding = 'paid' AND ((ended_at IS NULL AND state = 'executed') OR state = 'needs_operator')
+"""
+SETTLED = """
+    SELECT operation_id, network, asset, payer, pay_to, amount, nonce, valid_before, transaction_hash, block_number
+    FROM operations WHERE operation_id > :after AND state = 'receipted' AND settlement = 'settled'
+    ORDER BY operation_id LIMIT :page
+"""
+
+
+@click.group()
+def ledger() -> None:
+    """Check the books."""
+
+
+@ledger.command()
+@CONFIG
+@click.option("--chain", is_flag=True, help="Look for the transfer of every settled operation on the chain.")
+@JSON
+def verify(config_path: Path | None, *, chain: bool, as_json: bool) -> None:
+    """Check sums, hashes, signatures and chain of blocks, and that what is held is what is open.
+
+    With --chain, every settled operation must have its transfer in its transaction, as the configured end points tell.
+    """
+    with exit_codes():
+        import trio
+
+        from gateway.config import load
+
+        books = trio.run(_verify, load(config_path), chain)
+        if as_json:
+            printing.document(books.as_json())
+        else:
+            _print(books)
+        if books.faults:
+            leave(CHECK_FAILED)
+
+
+@attrs.define
+class Books:
+    """What was checked and what does not stand; amounts are atomic units."""
+
+    entries: int
+    blocks: int
+    unsealed: int
+    balances: Mapping[str, int]
+    signatures: bool
+    faults: list[str]
+    transfers: int | None = None
+    other_networks: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON, amounts as decimal strings."""
+        return {
+            "ok": not self.faults,
+            "entries": self.entries,
+            "blocks": self.blocks,
+            "unsealed": self.unsealed,
+            "balances": {name: str(each) for name, each in self.balances.items()},
+            "signaturesChecked": self.signatures,
+            "transfersOnChain": self.transfers,
+            "otherNetworks": self.other_networks,
+            "faults": self.faults,
+        }
+
+
+async def _verify(configuration: Configuration, chain: bool) -> Books:  # noqa: FBT001 - trio.run passes by position
+    from gateway.actors.ledger import audit_store
+    from gateway.reading import open_store
+
+    if chain and not configuration.payment.rpc_urls:
+        raise Stop(USAGE, "--chain needs [payment] rpc_urls")
+    key_set = _key_set(configuration.data_dir / "keys")
+    with open_store(configuration.store_path) as store:
+        found = await audit_store(store, key_set)
+        held, owing = await store.fetch_many([(HELD, {}), (OWING, {})])
+        books = Books(
+            found.entries,
+            found.blocks,
+            found.unsealed,
+            found.balances,
+            key_set is not None,
+            [*found.faults, *faults_of_holds(held, owing)],
+        )
+        if chain:
+            await _look_at_chain(configuration, store, books)
+    return books
+
+
+def _key_set(directory: Path) -> Mapping[str, Any] | None:
+    """Return the node's own key set; None where its keys are not here (a copy of the store is checked elsewhere)."""
+    from gateway.keys import open_keys
+    from gateway.registry.receipts import Signer
+
+    if not directory.exists():
+        return None
+    return Signer.from_keys(open_keys(directory, create=False).receipts).key_set
+
+
+def faults_of_holds(held: Sequence[Row], owing: Sequence[Row]) -> list[str]:
+    """Return where what is held is not what the open operations owe, from the rows of `HELD` and `OWING`."""
+    holds = {str(operation): int(total or 0) for operation, total in held}
+    faults = []
+    for operation, state, amount in owing:
+        kept = holds.pop(str(operation), 0)
+        nothing_was_owed = state == "needs_operator" and kept == 0  # it stopped before its result was made
+        if kept != amount and not nothing_was_owed:
+            faults.append(f"operation {operation!s} is {state!s} over {amount!s}, and {kept} is held for it")
+    return faults + [
+        f"{kept} is held for operation {operation}, which is not open" for operation, kept in holds.items()
+    ]
+
+
+async def _look_at_chain(configuration: Configuration, store: StoreInReading, books: Books) -> None:
+    import trio
+
+    from gateway.actors.runtime import open_runtime
+    from gateway.actors.settlement import Chain
+    from gateway.actors.upstream import Caller, upstream
+
+    payment = configuration.payment
+    limiter = trio.CapacityLimiter(CHAIN_AT_ONCE)
+    books.transfers = 0
+    async with open_runtime() as runtime:
+        call = Caller(await runtime.start("upstream", upstream))
+        chain = Chain(int(payment.network.partition(":")[2]), payment.rpc_urls, call, payment.confirmations)
+
+        async def one(row: Row) -> None:
+            async with limiter:
+                fault = await _fault_on_chain(chain, row)
+            if fault is None:
+                books.transfers = (books.transfers or 0) + 1
+            else:
+                books.faults.append(fault)
+
+        for page in _pages(store):
+            async with trio.open_nursery() as nursery:
+                for row in page:
+                    if row[1] == payment.network:
+                        nursery.start_soon(one, row)
+                    else:
+                        books.other_networks += 1
+    books.faults.sort()
+
+
+def _pages(store: StoreInReading) -> Iterator[list[Row]]:
+    after = ""
+    while page := store.read([(SETTLED, {"after": after, "page": PAGE})])[0]:
+        yield page
+        after = str(page[-1][0])
+
+
+async def _fault_on_chain(chain: Chain, row: Row) -> str | None:
+    """Return what is wrong with a settled operation's transfer; None where the chain shows it."""
+    from gateway.actors.settlement import ChainUnavailable, Standing
+    from gateway.actors.settlement._proof import Search
+
+    operation, _, asset, payer, pay_to, amount, nonce, valid_before, transaction, block = row
+    search = Search(
+        asset=str(asset),
+        authorizer=str(payer),
+        pay_to=str(pay_to),
+        value=int(amount or 0),
+        nonce=bytes.fromhex(str(nonce).removeprefix("0x")),
+        valid_before=int(valid_before or 0),
+    )
+    from_block = block if isinstance(block, int) else None
+    try:
+        seen = await chain.look(search, from_block=from_block, hints=[str(transaction)])
+    except ChainUnavailable as reason:
+        raise Stop(UNREACHABLE, f"the chain cannot be read ({reason}); check [payment] rpc_urls") from reason
+    if seen.standing not in {Standing.PAID, Standing.SHALLOW}:
+        what = f"transaction {transaction!s} does not pay it; its authorization is {seen.standing.value}"
+        return f"operation {operation!s}: {what}"
+    if seen.transaction != transaction:
+        return f"operation {operation!s}: paid by transaction {seen.transaction}, the books say {transaction!s}"
+    return None
+
+
+def _print(books: Books) -> None:
+    click.echo(f"{books.entries} entries, {books.blocks} blocks, {books.unsealed} entries not yet sealed")
+    for account, balance in sorted(books.balances.items()):
+        click.echo(f"  {account}: {balance}")
+    if not books.signatures:
+        click.echo("signatures of blocks were not checked: the node's keys are not in its data directory")
+    if books.transfers is not None:
+        click.echo(f"{books.transfers} transfers found on the chain")
+    if books.other_networks:
+        click.echo(f"{books.other_networks} settled on networks that are not configured, not looked for")
+    for fault in books.faults[:SHOWN_FAULTS]:
+        click.echo(f"FAULT  {fault}")
+    if len(books.faults) > SHOWN_FAULTS:
+        click.echo(f"and {len(books.faults) - SHOWN_FAULTS} more (--json prints all)")
+    click.echo("the ledger does not stand" if books.faults else "the ledger stands")

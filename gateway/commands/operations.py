@@ -1,0 +1,141 @@
+"""`gateway operations`: what became of every call, and the decisions that only an operator may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.commands import printing
+from gateway.commands.exits import CHECK_FAILED, UNREACHABLE, USAGE, Stop, exit_codes
+from gateway.commands.options import CONFIG, JSON
+
+if TYPE_CHECKING:
+    import httpx
+
+    from gateway.config import Configuration
+
+MOST = 1000
+TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
+HEADINGS = {
+    "operation": "operationId",
+    "of": "operation",
+    "state": "state",
+    "settlement": "settlement",
+    "amount": "amountAtomic",
+    "claimed": "claimedAt",
+    "transaction": "transactionHash",
+    "why": "failureCode",
+}
+
+
+@click.group()
+def operations() -> None:
+    """List, show and decide operations."""
+
+
+@operations.command("list")
+@CONFIG
+@click.option("--state", metavar="STATE", help="Only these: a state, or open, settling, stuck.")
+@click.option("--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="At most so many.")
+@JSON
+def list_operations(config_path: Path | None, *, state: str | None, limit: int, as_json: bool) -> None:
+    """List operations: those that wait for a decision, then those not settled, oldest first, then the newest."""
+    with exit_codes():
+        from gateway.config import load
+        from gateway.http.operator_view import FILTERS, listed, listing
+        from gateway.reading import open_store
+
+        only = state.lower() if state else None
+        if only is not None and only not in FILTERS:
+            raise Stop(USAGE, f"no state is named {state!r}; there are {', '.join(FILTERS)}")
+        with open_store(load(config_path).store_path) as store:
+            found = listed(store.read(listing(only, limit)), limit)
+    if as_json:
+        printing.document({"operations": found})
+    elif found:
+        printing.table(tuple(HEADINGS), [[each[name] for name in HEADINGS.values()] for each in found])
+    else:
+        click.echo("no operations")
+
+
+@operations.command()
+@click.argument("operation_id", metavar="ID")
+@CONFIG
+@JSON
+def show(operation_id: str, config_path: Path | None, *, as_json: bool) -> None:
+    """Show an operation with its history, its ledger entries and its receipt."""
+    with exit_codes():
+        from gateway.config import load
+        from gateway.http.operator_view import detailed, details
+        from gateway.reading import open_store
+
+        with open_store(load(config_path).store_path) as store:
+            shown = detailed(store.read(details(operation_id)))
+        if shown is None:
+            raise Stop(CHECK_FAILED, f"no operation is named {operation_id}")
+    if as_json:
+        printing.document(shown)
+    else:
+        _print(shown)
+
+
+@operations.command()
+@click.argument("operation_id", metavar="ID")
+@click.option("--why", required=True, help="The reason, kept in the operation's history.")
+@click.option("--paid-by", metavar="TX", help="Hash of the transaction that paid it, where one did.")
+@CONFIG
+@JSON
+def resolve(operation_id: str, config_path: Path | None, *, why: str, paid_by: str | None, as_json: bool) -> None:
+    """Record your decision on an operation that waits for one; the running node takes it."""
+    with exit_codes():
+        from gateway.config import load
+
+        if paid_by is not None and not TRANSACTION.match(paid_by):
+            raise Stop(USAGE, "--paid-by takes a transaction hash, 0x and 64 hex digits")
+        decision = {"why": why} | ({"paidBy": paid_by} if paid_by else {})
+        answer = _tell(load(config_path), f"/operations/{operation_id}/resolve", decision)
+    if as_json:
+        printing.document(answer)
+    else:
+        click.echo(f"{answer['operationId']} is {answer['state']}")
+
+
+def _tell(configuration: Configuration, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the running node's operator listener answers."""
+    from gateway.addresses import reachable
+    from gateway.commands.calling import ask, problem_of
+    from gateway.operator_token import open_token, token_path
+
+    if not configuration.node.operator_token_file and not token_path(configuration).exists():
+        raise Stop(UNREACHABLE, f"no node has run in {configuration.data_dir}; decisions are taken by the running node")
+    headers = {"Authorization": f"Bearer {open_token(configuration, create=False)}"}
+    answer: httpx.Response = ask(
+        "POST", f"http://{reachable(configuration.node.operator_listen)}{path}", headers=headers, json=dict(body)
+    )
+    if answer.status_code == 200:
+        told: dict[str, Any] = answer.json()
+        return told
+    if answer.status_code == 401:
+        raise Stop(
+            USAGE, f"the node does not take the token of {token_path(configuration)}; restart it or name its own"
+        )
+    raise Stop(UNREACHABLE if answer.status_code == 503 else CHECK_FAILED, problem_of(answer))
+
+
+def _print(shown: Mapping[str, Any]) -> None:
+    apart = ("transitions", "ledger", "receipt")
+    printing.members({name: value for name, value in shown.items() if name not in apart and value is not None})
+    click.echo()
+    printing.table(
+        ("state", "at", "note"), [[each["state"], each["at"], each["note"]] for each in shown["transitions"]]
+    )
+    if shown["ledger"]:
+        click.echo()
+        names = ("step", "account", "amountAtomic", "at", "block")
+        printing.table(names, [[each[name] for name in names] for each in shown["ledger"]])
+    if shown["receipt"]:
+        click.echo(f"\nreceipt {shown['receipt']['receiptId']} (--json prints it)")

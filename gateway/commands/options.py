@@ -1,0 +1,19 @@
+"""The options that commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+CONFIG: Decorator = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file of the node; without it, defaults and GATEWAY_SECTION__KEY.",
+)
+JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -1,0 +1,54 @@
+"""`gateway serve` and `gateway demo`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from gateway.commands.exits import FINE, exit_codes, leave
+from gateway.commands.options import CONFIG, JSON
+
+
+@click.command()
+@CONFIG
+@click.option("--json", "_as_json", is_flag=True, help="Logs are JSON lines, with and without this.")
+def serve(config_path: Path | None, *, _as_json: bool) -> None:
+    """Run the node until SIGTERM or SIGINT, then drain and exit 0; logs are JSON lines on standard error."""
+    signal.signal(signal.SIGTERM, lambda *_: leave(FINE))  # until the node listens for it itself
+    with exit_codes():
+        import trio
+
+        from gateway.config import load
+        from gateway.logs import log_json_lines
+        from gateway.node import run_node
+
+        configuration = load(config_path)
+        log_json_lines()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        trio.run(run_node, configuration)
+
+
+@click.command()
+@click.option("--strict", is_flag=True, help="A family that is closed on this host is a failure.")
+@click.option("--stay", is_flag=True, help="Keep the world up after the round, until Ctrl-C.")
+@click.option("--no-agent", is_flag=True, help="Start the world and the node only.")
+@click.option("--ready", type=click.Path(path_type=Path, dir_okay=False), help="Write this file when all is ready.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the node; 0 for any.")
+@JSON
+def demo(*, strict: bool, stay: bool, no_agent: bool, ready: Path | None, port: int, as_json: bool) -> None:
+    """Watch an agent buy on a local world: a real chain, a real facilitator, nothing leaves this machine."""
+    with exit_codes():
+        try:
+            from gateway.world.demo import DemoOptions
+            from gateway.world.demo import demo as run
+        except ModuleNotFoundError as missing:
+            raise click.UsageError(
+                f"the local world is not installed ({missing.name}): pip install 'gateway[world]'"
+            ) from missing
+
+        import trio
+
+        options = DemoOptions(strict=strict, stay=stay, agent=not no_agent, ready=ready, port=port, json=as_json)
+        leave(trio.run(run, options))

@@ -1,0 +1,64 @@
+"""The whole examination, in the order in which things are needed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import attrs
+
+from gateway.actors.runtime import open_runtime
+from gateway.actors.upstream import Caller, upstream
+from gateway.config import Configuration, ConfigurationError, load
+from gateway.doctor._check import Check, Examination, failed, fine, note
+from gateway.doctor._disk import disk
+from gateway.doctor._listeners import listeners
+from gateway.doctor._machine import machine
+from gateway.doctor._payment import payment
+from gateway.doctor._search import search
+
+
+async def examine(config_path: Path | None) -> Examination:
+    """Look at everything once, without changing anything."""
+    try:
+        configuration = load(config_path)
+    except ConfigurationError as error:
+        return Examination([_unusable(error.source, each.pointer, each.detail) for each in error.violations], None)
+    checks = [_usable(configuration), *machine(configuration), *disk(configuration), *listeners(configuration)]
+    async with open_runtime() as runtime:
+        call = Caller(await runtime.start("upstream", upstream))
+        checks += await payment(configuration, call, time.time())
+        checks += await search(configuration, call)
+    return Examination(checks, redacted(configuration))
+
+
+def _usable(configuration: Configuration) -> Check:
+    if configuration.source == "defaults":
+        return note("configuration", "no file is named", "defaults and GATEWAY_SECTION__KEY are in force")
+    return fine("configuration", configuration.source)
+
+
+def _unusable(source: str, pointer: str, detail: str) -> Check:
+    where = f"{source} {pointer}" if pointer else source
+    return failed("configuration", f"{where}: {detail}", "the node does not start", "mend it; no other check was made")
+
+
+def redacted(configuration: Configuration) -> dict[str, Any]:
+    """Return the configuration in force; of URLs only scheme, host and port, the rest may be a secret."""
+    tree = attrs.asdict(configuration)
+    del tree["source"]
+    tree["node"] |= {"data_dir": str(configuration.data_dir), "base_url": configuration.base_url}
+    tree["store"]["url"] = f"sqlite:///{configuration.store_path}"
+    tree["payment"]["rpc_urls"] = [_bare(url) for url in tree["payment"]["rpc_urls"]]
+    tree["payment"]["facilitator_url"] = _bare(tree["payment"]["facilitator_url"])
+    for adapter in tree["search"]["adapter"]:
+        adapter["base_url"] = _bare(adapter["base_url"])
+    return tree
+
+
+def _bare(url: str) -> str:
+    parts = urlsplit(url)
+    more = parts.path.strip("/") or parts.query or parts.fragment
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "/..." if more else "", "", ""))
