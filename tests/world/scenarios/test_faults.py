@@ -67,7 +67,7 @@ async def test_22_a_result_whose_settlement_is_unknown_leaves_no_answer_with_a_c
 ) -> None:
     purchase = await shop.order(payer, protocol_of(mode))
     bare = Purchase(payer, purchase.body, purchase.key)
-    await shop.fault(RPC, "hang")
+    await shop.fault(RPC, "http_429")
     await shop.fault("facilitator", mode)
     answer = await shop.send(purchase)
     assert (answer.status_code, answer.json()["code"]) == (503, "settlement_pending")
