@@ -18,13 +18,15 @@ def serve(config_path: Path | None, *, _as_json: bool) -> None:
     """Run the node until SIGTERM or SIGINT, then drain and exit 0; logs are JSON lines on standard error."""
     signal.signal(signal.SIGTERM, lambda *_: leave(FINE))  # until the node listens for it itself
     with exit_codes():
+        from gateway.config import load
+
+        configuration = load(config_path)
+
         import trio
 
-        from gateway.config import load
         from gateway.logs import log_json_lines
         from gateway.node import run_node
 
-        configuration = load(config_path)
         log_json_lines()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trio.run(run_node, configuration)
