@@ -24,7 +24,7 @@ EARLIEST_S = 2 * 3600
 """How long before its expiry an authorization may have been spent.  One that is presented expires within an hour
 (`FARTHEST_EXPIRY_S` of the payment checks); it may have been spent for as long before."""
 FIRST_STEP_BACK = 1_024
-FARTHEST_STEP_BACK = 2**17
+FARTHEST_STEP_BACK = 2**21
 
 
 @attrs.define(eq=False)
