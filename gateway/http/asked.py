@@ -133,7 +133,7 @@ class Reader:
         if not violations and len(faults) == 1:
             faults[0].errors = tuple(told)
             return faults[0]
-        return self.validator.refusal(body, [*violations, *told])
+        return self.validator.refusal(body, [*told, *violations])
 
 
 def _json_body(incoming: Incoming) -> Any:
