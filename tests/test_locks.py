@@ -1,0 +1,43 @@
+"""The locks hold what the project says it needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+NEEDED = {
+    "node": PROJECT["dependencies"],
+    "world": [*PROJECT["dependencies"], *EXTRAS["world"]],
+    "test": [*PROJECT["dependencies"], *EXTRAS["world"], *EXTRAS["ddgs"], *EXTRAS["test"]],
+}
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("lock", NEEDED)
+def test_every_dependency_is_locked_at_a_version_it_allows(lock: str) -> None:
+    pinned = {
+        canonicalize_name(name): version
+        for name, version in PIN.findall((ROOT / "requirements" / f"{lock}.txt").read_text())
+    }
+    for line in NEEDED[lock]:
+        wanted = Requirement(line)
+        if wanted.name == PROJECT["name"] or (wanted.marker is not None and not wanted.marker.evaluate()):
+            continue
+        assert canonicalize_name(wanted.name) in pinned, f"{wanted.name} is not locked in requirements/{lock}.txt"
+        if wanted.marker is None:
+            assert pinned[canonicalize_name(wanted.name)] in wanted.specifier, line
+
+
+@pytest.mark.parametrize("lock", NEEDED)
+def test_every_pin_has_a_hash(lock: str) -> None:
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text()
+    entries = re.split(r"\n(?=[A-Za-z0-9])", text.strip())
+    assert [entry.partition("==")[0] for entry in entries if "==" in entry and "--hash=sha256:" not in entry] == []
