@@ -255,7 +255,7 @@ class Desk:
             await around.store.commit(rows.take_over(owner, lease_until=around.clock_ms() + LEASE_MS))
             try:
                 life, first = recover(
-                    row, owner, around, self.table, self.structure, told=told, tries=row.epoch - epoch
+                    row, owner, around, self.table, self.structure, told=told, tries=owner.epoch - epoch
                 )
             except Unrecoverable as lost:
                 log.exception("operation_unrecoverable", operation_id=operation_id, error=lost.why)

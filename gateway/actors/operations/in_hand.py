@@ -60,7 +60,7 @@ class Life:
     Attributes:
         operation: the table's entry; None where only a settlement is left to see to.
         data_key: what its output is sealed under; None where that is so and the key cannot be had.
-        tries: how often this attempt was taken on before, after crashes.
+        tries: how often this attempt was taken on, after crashes.
         served: the output, from the execution or from the store.
         result: what the receipt says of the output; there as soon as there is one.
         sent: the facilitator may have got the payment to settle.

@@ -85,8 +85,8 @@ def recover(
     if life.served is None and not repeatable:
         life.failure = ExecutionReconciliation(operation_id=row.operation_id)
         return life, Event.RUN_LOST
-    if life.served is None and tries >= TRIES:
-        raise Unrecoverable(f"it was taken on {tries} times in vain", row, repeatable)
+    if life.served is None and tries > TRIES:
+        raise Unrecoverable(f"it was taken on {TRIES} times in vain", row, repeatable)
     return life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID
 
 

@@ -1,0 +1,288 @@
+"""What a facilitator and a chain can do to a payment, and what becomes of the operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gateway.actors.operations import Ended
+from gateway.actors.settlement import Standing, Verdict, Verification
+from gateway.errors import (
+    AuthorizationExpiresTooSoon,
+    AuthorizationUsed,
+    FacilitatorUnavailable,
+    InsufficientFunds,
+    OperatorNeeded,
+    PaymentRejected,
+    PaymentRequired,
+    SettlementFailed,
+    SettlementPending,
+    SignatureInvalid,
+)
+from tests.actors.operations.scene import PRICE, Node, Scene, all_of, order, outcome_of, payment, until
+
+
+def refused(reason: str) -> Verification:
+    return Verification(Verdict.INVALID, reason)
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("insufficient_funds", InsufficientFunds),
+        ("invalid_exact_evm_payload_signature", SignatureInvalid),
+        ("invalid_network", PaymentRejected),
+    ],
+)
+async def test_a_refused_payment_is_refused_and_nothing_runs(
+    scene: Scene, autojump_clock: MockClock, reason: str, kind: type[PaymentRequired]
+) -> None:
+    scene.chain.verdicts.append(refused(reason))
+    paid_by = payment()
+    async with scene.node() as node:
+        with pytest.raises(kind) as told:
+            await node.call(order(paid_by=paid_by))
+        assert await node.only("state", "settlement", "failure_code") == ("failed", "not_settled", kind.code)
+        assert told.value.operation_id == await node.only("operation_id")
+        assert await node.count("ledger_entries") == 0
+        ended = await node.call(order(paid_by=paid_by))
+        assert (ended.execution["attempt"], ended.operation_id) == (2, told.value.operation_id)
+    assert (len(scene.executor.runs), len(scene.chain.submitted)) == (1, 1)
+
+
+async def test_the_next_attempt_may_bring_another_payment(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.chain.verdicts.append(refused("insufficient_funds"))
+    first, second = payment(), payment()
+    async with scene.node() as node:
+        with pytest.raises(InsufficientFunds):
+            await node.call(order(paid_by=first))
+        ended = await node.call(order(paid_by=second))
+        assert ended.receipt["quoteId"] == second.quote_id
+        assert await node.only("nonce", "quote_id") == (second.nonce, second.quote_id)
+    assert scene.chain.submitted == [second]
+
+
+async def test_a_facilitator_that_is_away_refuses_nobody_and_the_same_credential_serves_later(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.verdicts.append(Verification(Verdict.UNAVAILABLE, "timeout"))
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        with pytest.raises(FacilitatorUnavailable):
+            await node.call(made)
+        assert isinstance(await node.call(made), Ended)
+    assert len(scene.executor.runs) == 1
+
+
+async def test_a_refusal_that_the_chain_cannot_explain_is_no_refusal(scene: Scene, autojump_clock: MockClock) -> None:
+    for standing in ("away", Standing.UNTRACED):
+        scene.chain.verdicts.append(refused("invalid_transaction_state"))
+        scene.chain.looks.append(standing)
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        for _ in range(2):
+            with pytest.raises(FacilitatorUnavailable):
+                await node.call(made)
+        assert isinstance(await node.call(made), Ended)
+
+
+async def test_a_payment_that_somebody_else_submitted_is_served_once_and_not_submitted_again(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    scene.chain.mine(paid_by)
+    async with scene.node() as node:
+        ended = await node.call(order(paid_by=paid_by))
+        assert ended.receipt["settlement"]["transaction"] == scene.chain.mined[paid_by.key][0]
+    assert scene.chain.submitted == []
+    assert len(scene.executor.runs) == 1
+
+
+async def test_a_payment_that_somebody_else_submitted_too_shallow_waits_for_its_depth(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    scene.chain.confirmations = 3
+    scene.chain.mine(paid_by)
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        nursery.start_soon(node.call, order(paid_by=paid_by))
+        await scene.executor.running.wait()
+        await trio.sleep(5)
+        assert await node.only("state") == "executed"
+        scene.chain.head += 2
+        assert isinstance(await node.call(order(paid_by=paid_by)), Ended)
+
+
+async def test_a_spent_authorization_that_paid_nothing_is_refused(scene: Scene, autojump_clock: MockClock) -> None:
+    paid_by = payment()
+    scene.chain.cancelled.add(paid_by.key)
+    async with scene.node() as node:
+        with pytest.raises(AuthorizationUsed):
+            await node.call(order(paid_by=paid_by))
+    assert scene.executor.runs == []
+
+
+async def test_an_expired_authorization_is_refused(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        with pytest.raises(AuthorizationExpiresTooSoon):
+            await node.call(order(paid_by=payment(valid_for_s=-1)))
+    assert scene.executor.runs == []
+
+
+async def test_a_silent_settlement_actor_is_a_facilitator_that_is_away(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.chain.gate = trio.Event()
+    async with scene.node() as node:
+        with pytest.raises(FacilitatorUnavailable):
+            await node.call(order(paid_by=payment()))
+    assert scene.executor.runs == []
+
+
+# -- settle and look ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "submissions"),
+    [
+        (["lost"], 1),
+        (["slow"], 1),
+        (["dropped"], 2),
+        (["unsent", "unsent"], 3),
+        (["refused"], 2),
+        (["hang"], 2),
+        (["dropped", "hang", "unsent", "lost"], 4),
+    ],
+)
+async def test_whatever_a_settlement_answers_the_payer_pays_once_and_gets_the_result(
+    scene: Scene, autojump_clock: MockClock, faults: Sequence[str], submissions: int
+) -> None:
+    paid_by = payment()
+    scene.chain.settles.extend(faults)
+    async with scene.node() as node:
+        told = await outcome_of(partial(node.call, order(paid_by=paid_by)))
+        assert isinstance(told, Ended | SettlementPending)
+        await until(lambda: scene.chain.mined)
+        await until(lambda: receipted(node))
+        assert isinstance(await node.call(order(paid_by=paid_by)), Ended)
+    assert scene.chain.submitted == [paid_by] * submissions
+    assert (len(scene.executor.runs), scene.chain.transfers[paid_by.key]) == (1, 1)
+
+
+async def receipted(node: Node) -> bool:
+    return bool(await node.only("state") == "receipted")
+
+
+async def test_while_the_settlement_is_unknown_everybody_is_told_that_it_is_pending_and_nobody_to_pay(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["hang"] * 3)
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        began = trio.current_time()
+        results = await all_of(*[partial(node.call, made)] * 3)
+        assert trio.current_time() - began == pytest.approx(15, abs=0.1)
+        assert all(isinstance(each, SettlementPending) for each in results)
+        assert len({id(each) for each in results}) == 3
+        later = await outcome_of(partial(node.call, made, wait_s=2))
+        assert isinstance(later, SettlementPending)
+        assert later.operation_id == await node.only("operation_id")
+        await until(lambda: receipted(node))
+        assert isinstance(await node.call(made), Ended)
+
+
+async def test_a_chain_that_cannot_be_read_leaves_the_settlement_open_until_it_can(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.looks.extend(["away"] * 8)
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, made)), SettlementPending)
+        assert await node.only("state", "settlement") == ("executed", "unknown")
+        await until(lambda: receipted(node))
+        assert isinstance(await node.call(made), Ended)
+    assert len(scene.chain.submitted) == 1
+
+
+async def test_a_shallow_payment_is_not_released(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.chain.confirmations = 2
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, made)), SettlementPending)
+        assert await node.only("state") == "executed"
+        scene.chain.head += 1
+        await until(lambda: receipted(node))
+    assert len(scene.chain.submitted) == 1
+
+
+async def test_an_authorization_that_expires_unused_ends_without_a_charge_and_the_result_can_be_bought_again(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["dropped"] * 60)
+    first = payment()
+    async with scene.node(payer_hold_s=5.0) as node:
+        assert isinstance(await outcome_of(partial(node.call, order(paid_by=first))), SettlementPending)
+        await until(lambda: failed(node))
+        assert await node.only("settlement", "failure_code") == ("not_settled", "settlement_failed")
+        assert await node.count("ledger_entries") == 4
+        scene.chain.settles.clear()
+        second = payment()
+        ended = await node.call(order(paid_by=second))
+        assert ended.receipt["quoteId"] == second.quote_id
+        assert await node.count("ledger_entries") == 8
+    assert len(scene.executor.runs) == 1
+    assert scene.chain.transfers == {second.key: 1}
+
+
+async def failed(node: Node) -> bool:
+    return bool(await node.only("state") == "failed")
+
+
+async def test_a_payment_cancelled_between_verify_and_settle_withholds_the_result(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    scene.executor.plan.append(1.0)
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        results: list[object] = []
+
+        async def ask() -> None:
+            results.append(await outcome_of(partial(node.call, order(paid_by=paid_by))))
+
+        nursery.start_soon(ask)
+        await scene.executor.running.wait()
+        scene.chain.cancelled.add(paid_by.key)
+        await until(lambda: results)
+        assert isinstance(results[0], SettlementFailed)
+        assert await node.only("state") == "failed"
+        assert await node.count("payer_holds") == 1
+
+
+async def test_a_spent_authorization_without_a_trace_goes_to_the_operator_at_last(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.append("dropped")
+    scene.chain.looks.extend([Standing.UNTRACED] * 500)
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, made)), SettlementPending)
+        await until(lambda: ended(node))
+        assert await node.only("state", "settlement", "failure_code") == (
+            "needs_operator",
+            "unknown",
+            "operator_needed",
+        )
+        with pytest.raises(OperatorNeeded):
+            await node.call(made)
+        held = await node.store.fetch("SELECT SUM(amount) FROM ledger_entries WHERE account = 'hold'")
+        assert held == [(PRICE,)]
+        assert await node.only("output_until", "tombstone_until") == (None, None)
+
+
+async def ended(node: Node) -> bool:
+    return bool(await node.only("ended_at") is not None)

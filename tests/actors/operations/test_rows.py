@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from trio.testing import MockClock
+
+from gateway.actors.operations import State, rows
+from gateway.actors.store import Conflict, Statement, Value
+from tests.actors.operations.scene import Node, Scene, order, payment
+
+SETTLED = rows.Settled("0xaa", 7, "0xbb")
+RESULT = rows.Result("sha256:1", "{}", 1)
+
+STEPS: dict[str, Callable[[rows.Owner], Statement]] = {
+    "keep": lambda owner: rows.keep(owner, sealed_output=b"x", result=RESULT, look_from_block=None),
+    "receipt": lambda owner: rows.receipt(
+        owner, receipt_json="{}", settled=SETTLED, sealed_output=None, result=RESULT, now=1
+    ),
+    "end": lambda owner: rows.end(
+        owner, state=State.FAILED, settlement="none", settled=None, failure_code="x", failure_detail="x", now=1
+    ),
+    "take_over": lambda owner: rows.take_over(rows.Owner(owner.operation_id, "b", owner.epoch + 1), lease_until=0),
+    "resettle": lambda owner: rows.resettle(owner, receipt_json="{}", settled=SETTLED),
+    "alarm": lambda owner: rows.alarm(owner, failure_code="x", failure_detail="x"),
+    "unpaid": lambda owner: rows.unpaid(owner, state=State.FAILED, settlement="none", why="x", now=1),
+    "reopen": rows.reopen,
+}
+OPEN_ONLY, ENDED_ONLY = ("keep", "receipt", "end", "take_over"), ("resettle", "alarm")
+
+
+async def owner_of(node: Node) -> rows.Owner:
+    await node.call(order(paid_by=payment()))
+    return rows.Owner(await node.only("operation_id"), "node-1", await node.only("epoch"))
+
+
+@pytest.mark.parametrize("name", STEPS)
+async def test_every_step_is_fenced_by_the_epoch(scene: Scene, autojump_clock: MockClock, name: str) -> None:
+    async with scene.node() as node:
+        owner = await owner_of(node)
+        before = await node.store.fetch("SELECT * FROM operations")
+        for epoch in (owner.epoch - 1, owner.epoch + 1):
+            with pytest.raises(Conflict):
+                await node.store.commit(STEPS[name](rows.Owner(owner.operation_id, "node-1", epoch)))
+        assert await node.store.fetch("SELECT * FROM operations") == before
+
+
+@pytest.mark.parametrize("name", [*OPEN_ONLY, "unpaid", "reopen"])
+async def test_an_end_is_not_undone(scene: Scene, autojump_clock: MockClock, name: str) -> None:
+    async with scene.node() as node:
+        owner = await owner_of(node)
+        with pytest.raises(Conflict):
+            await node.store.commit(STEPS[name](owner))
+        assert await node.only("state", "settlement") == ("receipted", "settled")
+
+
+async def test_a_history_is_told_once(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        owner = await owner_of(node)
+        step, epoch = await rows.history(node.store, owner.operation_id)
+        assert (step, epoch) == (7, 1)
+        again = rows.happenings(owner, 7, [rows.Happening(State.FAILED, 1, "again")])
+        await node.store.commit(*again)
+        assert (await node.history(owner.operation_id))[-1] == "receipted"
+
+
+async def test_an_operation_without_a_history_has_none(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        assert await rows.history(node.store, "op_unknown") == (0, 1)
+
+
+async def test_a_node_takes_on_its_own_operations_and_those_of_nobody(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        owner = await owner_of(node)
+        await node.store.commit(
+            Statement("UPDATE operations SET ended_at = NULL, state = 'executed', lease_until = 1000")
+        )
+        asked: dict[str, Value] = {
+            "node": "node-1",
+            "network": "eip155:8453",
+            "asset": await node.only("asset"),
+            "limit": 9,
+        }
+
+        async def taken(**changes: Value) -> int:
+            return len(await node.store.fetch(rows.OPEN, asked | {"now": 1000} | changes))
+
+        assert await taken() == 1
+        assert await taken(node="node-2") == 0
+        assert await taken(node="node-2", now=1001) == 1
+        assert await taken(network="") == 0
+        assert await taken(asset="0x0") == 0
+        await node.store.commit(
+            Statement("UPDATE operations SET state = 'receipted', ended_at = 1 WHERE epoch = :e", {"e": owner.epoch})
+        )
+
+
+def test_the_receipt_names_a_route_and_its_proof_only() -> None:
+    assert (
+        rows.route_json({"routeId": "a", "qualificationId": "q", "cost": 1}) == '{"routeId":"a","qualificationId":"q"}'
+    )
+    assert rows.route_json("none") == '{"routeId":null,"qualificationId":null}'
