@@ -205,8 +205,11 @@ class EndPoint:
 
     async def reads_at(self, block_hash: str) -> None:
         """Find out whether it can read at a block named by hash; raises `ChainUnavailable` if it cannot."""
-        with checked():
-            await self.web3.eth.get_balance(AsyncWeb3.to_checksum_address("0x" + "00" * 20), _pinned(block_hash))
+        try:
+            with checked():
+                await self.web3.eth.get_balance(AsyncWeb3.to_checksum_address("0x" + "00" * 20), _pinned(block_hash))
+        except Unusable as error:
+            raise ChainUnavailable("rpc_no_reads_by_block_hash") from error
 
     async def logs(self, contract: str, topics: list[Any], first: int, last: int) -> list[Log]:
         """Return a contract's events of the blocks from `first` to `last`, both included."""

@@ -771,7 +771,7 @@ async def test_an_end_point_is_usable_when_it_reads_blocks_by_hash(scene: Scene)
         raise Refusal(-32602, "invalid argument 1: hex string without 0x prefix")
 
     scene.end_point.twists["eth_getBalance"] = old
-    with pytest.raises(ChainUnavailable, match="rpc_error"):
+    with pytest.raises(ChainUnavailable, match="rpc_no_reads_by_block_hash"):
         await scene.chain.usable()
 
 
