@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import attrs
 import httpx
 import trio
 
+from gateway import operator_token
 from gateway.world import npm
 from gateway.world.chain import Rpc
 from gateway.world.child import Child, ChildFailed, open_child
@@ -58,12 +60,18 @@ class DemoOptions:
 
 
 async def demo(options: DemoOptions, *, report: Report | None = None, node_command: Sequence[str] = NODE) -> int:
-    """Run the demonstration; 0 when all of it held, 1 when something did not, 130 when it was interrupted before that.
+    """Run the demonstration.
+
+    Returns 0 when all of it held, 1 when something did not, 2 when an option cannot be used, 130 when interrupted.
 
     Everything it started has ended when it returns.  `node_command` starts the node, given `--config FILE`.
     """
+    report = report or Report()
+    if options.ready is not None and not options.ready.absolute().parent.is_dir():
+        report.say(f"--ready {options.ready}: there is no folder {options.ready.absolute().parent}")
+        return 2
     directory = Path(tempfile.mkdtemp(prefix="gateway-world-"))
-    shown = Demonstration(options, directory, report or Report(), node_command)
+    shown = Demonstration(options, directory, report, node_command)
     try:
         with trio.open_signal_receiver(*ENDING) as signals:
             async with trio.open_nursery() as nursery:
@@ -105,8 +113,8 @@ class Demonstration:
         self.report.say("starting the local world: chain, token, facilitator, search engine")
         async with open_world(self.directory) as world:
             self.report.say(f"  chain {world.rpc_url}, facilitator {world.facilitator_url}, faults {world.faults_url}")
-            with _held_port(self.options.port) as port:
-                config = world.node_config(self.directory / "node", port)
+            with _held_port(self.options.port) as port, _held_port(0) as operator_port:
+                config = world.node_config(self.directory / "node", port, operator_port)
                 await self._sell(world, config, began)
 
     async def _sell(self, world: World, config: Path, began: float) -> None:
@@ -167,8 +175,12 @@ class Demonstration:
 
 def ready_file(world: World, config: Path, pid: int) -> dict[str, Any]:
     """Return what the ready file says (spec: operating, "The ready file"); parts that are not built are absent."""
+    node = _node_section(config)
+    token_file = Path(node["data_dir"]) / operator_token.NAME
     return {
-        "gateway": _base_url(config),
+        "gateway": node["base_url"],
+        "operator": f"http://{node['operator_listen']}",
+        "operatorToken": token_file.read_text().strip(),
         "config": str(config),
         "pid": pid,
         "chains": {world.network: {"rpc": world.rpc_url, "ws": world.ws_url}},
@@ -212,9 +224,12 @@ async def _write_at_once(path: Path, text: str) -> None:
 
 
 def _base_url(config: Path) -> str:
-    import tomllib
+    return str(_node_section(config)["base_url"])
 
-    return str(tomllib.loads(config.read_text())["node"]["base_url"])
+
+def _node_section(config: Path) -> dict[str, Any]:
+    section: dict[str, Any] = tomllib.loads(config.read_text())["node"]
+    return section
 
 
 @contextmanager

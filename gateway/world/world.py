@@ -47,13 +47,16 @@ class World:
     payers: tuple[Account, ...]
     pay_to: str
 
-    def node_settings(self, directory: Path, port: int) -> dict[str, Any]:
-        """Return the configuration of a node on `port` that sells into this world, its data under `directory`."""
+    def node_settings(self, directory: Path, port: int, operator_port: int = 0) -> dict[str, Any]:
+        """Return the configuration of a node on `port` that sells into this world, its data under `directory`.
+
+        `operator_port` is that of the operator's listener, 0 for any.
+        """
         return {
             "node": {
                 "base_url": url_of(port),
                 "listen": [f"127.0.0.1:{port}"],
-                "operator_listen": "127.0.0.1:0",
+                "operator_listen": f"127.0.0.1:{operator_port}",
                 "data_dir": str(directory / "data"),
             },
             "payment": {
@@ -69,11 +72,11 @@ class World:
             "search": {"adapter": [{"kind": "searxng", "base_url": self.search_url, "simulated": True}]},
         }
 
-    def node_config(self, directory: Path, port: int) -> Path:
+    def node_config(self, directory: Path, port: int, operator_port: int = 0) -> Path:
         """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "gateway.toml"
-        path.write_text(tomli_w.dumps(self.node_settings(directory, port)))
+        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port)))
         return path
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 import trio
 from rich.console import Console
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.world
 
 NODE = """
 import sys, tomllib
+from pathlib import Path
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,7 +37,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
 
-port = int(tomllib.load(open(sys.argv[-1], "rb"))["node"]["listen"][0].rpartition(":")[2])
+node = tomllib.load(open(sys.argv[-1], "rb"))["node"]
+Path(node["data_dir"]).mkdir()
+(Path(node["data_dir"]) / "operator.token").write_text("the-token-of-the-operator")
+port = int(node["listen"][0].rpartition(":")[2])
 HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 DEMO = """
@@ -175,11 +179,33 @@ def test_a_killed_node_comes_back_on_its_port_and_data(tmp_path: Path) -> None:
 
 
 def test_the_ready_file_says_where_everything_is(world: World, tmp_path: Path) -> None:
-    told = ready_file(world, world.node_config(tmp_path, 8402), 42)
+    config = world.node_config(tmp_path, 8402, 8403)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "operator.token").write_text("the-token-of-the-operator\n")
+    told = ready_file(world, config, 42)
+    assert (told["operator"], told["operatorToken"]) == ("http://127.0.0.1:8403", "the-token-of-the-operator")
     assert set(told) == {
-        *("gateway", "config", "pid", "chains", "facilitator", "token", "payTo", "payers", "faults"),
+        *(
+            "gateway",
+            "operator",
+            "operatorToken",
+            "config",
+            "pid",
+            "chains",
+            "facilitator",
+            "token",
+            "payTo",
+            "payers",
+            "faults",
+        ),
     }
     assert told["chains"] == {"eip155:8453": {"rpc": world.rpc_url, "ws": world.ws_url}}
     assert len(told["payers"]) >= 8
     assert set(told["payers"][0]) == {"address", "privateKey"}
     assert told["gateway"] == "http://127.0.0.1:8402"
+
+
+async def test_a_ready_file_in_no_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    report, said = silent()
+    assert await demo(DemoOptions(ready=tmp_path / "absent" / "ready.json"), report=report) == 2
+    assert "there is no folder" in said.getvalue()
