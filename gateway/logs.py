@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
@@ -20,9 +20,35 @@ MAX_TEXT = 2_000
 _TRACEBACKS = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
 
 
+class Unbreakable:
+    """A text stream whose failures cost lines, never the work that they tell of: a full disk, a reader that has gone.
+
+    How many lines are missing is told by the next one that can be written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost = 0
+
+    def write(self, text: str) -> None:
+        """Write a line, or count it as lost."""
+        try:
+            if self._lost:
+                told = {"event": "log_lines_lost", "level": "warning", "lines": self._lost}
+                self._stream.write(_line(told) + "\n")
+                self._lost = 0
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Nothing: every line is flushed as it is written."""
+
+
 def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> None:
     """Send structlog's events, and the warnings of everything else, to standard error (or `file`) as JSON lines."""
-    stream = sys.stderr if file is None else file
+    stream = Unbreakable(sys.stderr if file is None else file)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -33,7 +59,7 @@ def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> Non
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer(serializer=_line)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", stream)),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream)
