@@ -19,7 +19,7 @@ from x402.server import x402ResourceServer
 def main() -> None:
     port, facilitator, pay_to = sys.argv[1:]
     server = x402ResourceServer(HTTPFacilitatorClient(FacilitatorConfig(url=facilitator)))
-    server.register("eip155:8453", ExactEvmServerScheme())
+    server.register("eip155:8453", ExactEvmServerScheme())  # type: ignore[no-untyped-call,arg-type]  # as the SDK shows
     option = PaymentOption(scheme="exact", pay_to=pay_to, price="$0.006", network="eip155:8453")
     app = FastAPI()
     guard = payment_middleware({"POST /v1/search/paid": RouteConfig(accepts=[option])}, server)
