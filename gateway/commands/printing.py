@@ -37,10 +37,3 @@ def members(values: Mapping[str, object]) -> None:
     width = max(map(len, values), default=0)
     for name, value in values.items():
         click.echo(f"{name:<{width}}  {'-' if value is None else value}")
-
-
-def amount(atomic: str | int, decimals: int) -> str:
-    """Return atomic units as a decimal of the token."""
-    digits = str(abs(int(atomic))).rjust(decimals + 1, "0")
-    sign = "-" if int(atomic) < 0 else ""
-    return f"{sign}{digits[:-decimals]}.{digits[-decimals:]}" if decimals else f"{sign}{digits}"

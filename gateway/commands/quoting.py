@@ -34,7 +34,7 @@ def quote(operation: str, body: Any, config_path: Path | None, *, node: str | No
         entry = OPERATIONS.get(operation)
         if entry is None:
             raise Stop(USAGE, f"no operation is named {operation!r}; there are {', '.join(OPERATIONS)}")
-        request = _body(body.read(), body.name)
+        request = _body(body.read(), getattr(body, "name", "standard input"))
         told = _priced(entry, request, _address(node, config_path)) if entry.paid else _free(entry, request)
         if as_json:
             printing.document(told)

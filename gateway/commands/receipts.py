@@ -73,7 +73,7 @@ def _judge(name: str, keys_path: Path | None) -> dict[str, Any]:
     except ReceiptInvalid as error:
         told["fault"] = str(error)
     except ValueError as error:  # numbers or text that RFC 8785 has no form for
-        told["fault"] = f"not signable JSON: {error}"
+        told["fault"] = f"no result of a node: {error}"
     return told
 
 

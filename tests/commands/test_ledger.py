@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from gateway.commands.ledger import faults_of_holds
+from tests.store_of_a_node import PAY_TO, SETTLED, SETTLING, WAITING, StoreOfANode, make_store
+
+PAYMENT = f"""
+[payment]
+pay_to = "{PAY_TO}"
+facilitator_url = "http://127.0.0.1:1"
+rpc_urls = ["http://127.0.0.1:1"]
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> StoreOfANode:
+    return make_store(tmp_path / "data")
+
+
+def verify(made: StoreOfANode, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["ledger", "verify", "--config", str(made.config), *arguments])
+
+
+def test_the_books_of_a_node_stand(made: StoreOfANode) -> None:
+    told = verify(made)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.splitlines()[-1] == "the ledger stands"
+    document = json.loads(verify(made, "--json").stdout)
+    assert document["ok"] is True
+    assert document["balances"] == {"hold": "12000", "payers": "-18000", "revenue": "6000"}
+    assert document["signaturesChecked"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("UPDATE ledger_entries SET amount = amount + 1 WHERE account = 'revenue'", "was altered"),
+        ("DELETE FROM ledger_entries WHERE account = 'revenue'", "does not sum to zero"),
+        ("UPDATE ledger_blocks SET sealed_at = sealed_at + 1", "does not follow"),
+        (
+            f"UPDATE operations SET amount = 6001 WHERE operation_id = '{SETTLING}'",
+            "is executed over 6001",
+        ),
+        (f"UPDATE operations SET state = 'failed' WHERE operation_id = '{WAITING}'", "which is not open"),
+        (f"DELETE FROM operations WHERE operation_id = '{SETTLING}'", f"held for operation {SETTLING}"),
+    ],
+)
+def test_what_was_altered_is_found(made: StoreOfANode, change: str, fault: str) -> None:
+    made.change(change)
+    told = verify(made)
+    assert told.exit_code == 1
+    assert fault in told.stdout
+    assert told.stdout.splitlines()[-1] == "the ledger does not stand"
+
+
+def test_without_the_nodes_keys_the_rest_is_checked_and_that_is_said(made: StoreOfANode) -> None:
+    (made.data_dir / "keys").rename(made.data_dir / "elsewhere")
+    told = verify(made)
+    assert told.exit_code == 0
+    assert "signatures of blocks were not checked" in told.stdout
+
+
+def test_the_chain_is_looked_at_only_where_it_is_configured(made: StoreOfANode) -> None:
+    told = verify(made, "--chain")
+    assert (told.exit_code, told.stderr) == (2, "--chain needs [payment] rpc_urls\n")
+
+
+def test_a_chain_that_cannot_be_read_is_no_fault_of_the_books(made: StoreOfANode) -> None:
+    made.config.write_text(made.config.read_text() + PAYMENT)
+    told = verify(made, "--chain")
+    assert told.exit_code == 3
+    assert "the chain cannot be read" in told.stderr
+
+
+def test_settlements_on_other_networks_are_counted_and_not_looked_for(made: StoreOfANode) -> None:
+    made.config.write_text(made.config.read_text() + PAYMENT + 'network = "eip155:84532"\n')
+    document = json.loads(verify(made, "--chain", "--json").stdout)
+    assert (document["transfersOnChain"], document["otherNetworks"]) == (0, 1)
+
+
+def test_an_operation_that_stopped_before_its_result_holds_nothing() -> None:
+    owing = [("op_1", "needs_operator", 5), ("op_2", "executed", 7)]
+    assert faults_of_holds([("op_2", 7)], owing) == []
+    assert faults_of_holds([("op_1", 5), ("op_2", 7)], owing) == []
+    assert faults_of_holds([("op_1", 4), ("op_2", 7)], owing) == [
+        "operation op_1 is needs_operator over 5, and 4 is held for it"
+    ]
+    assert faults_of_holds([], owing) == ["operation op_2 is executed over 7, and 0 is held for it"]
+    assert faults_of_holds([(SETTLED, 1)], []) == [f"1 is held for operation {SETTLED}, which is not open"]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.http import operator_view as view
+from gateway.reading import open_store
+from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, make_store
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("data")).path
+
+
+def listed(path: Path, only: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+    with open_store(path) as store:
+        return view.listed(store.read(view.listing(only, limit)), limit)
+
+
+def test_what_waits_for_the_operator_comes_first_then_what_settles_then_the_newest(path: Path) -> None:
+    assert [each["operationId"] for each in listed(path)] == [WAITING, SETTLING, SETTLED, FREE]
+
+
+def test_a_limit_keeps_what_is_stuck(path: Path) -> None:
+    assert [each["operationId"] for each in listed(path, limit=2)] == [WAITING, SETTLING]
+
+
+@pytest.mark.parametrize(
+    ("only", "found"),
+    [
+        ("receipted", [SETTLED, FREE]),
+        ("executed", [SETTLING]),
+        ("settling", [SETTLING]),
+        ("open", [SETTLING]),
+        ("stuck", [WAITING]),
+        ("needs_operator", [WAITING]),
+        ("failed", []),
+    ],
+)
+def test_a_state_or_a_group_selects(path: Path, only: str, found: list[str]) -> None:
+    assert only in view.FILTERS
+    assert [each["operationId"] for each in listed(path, only)] == found
+
+
+def test_a_receipted_operation_whose_settlement_was_taken_back_is_stuck(tmp_path: Path) -> None:
+    made = make_store(tmp_path)
+    made.change("UPDATE operations SET failure_code = 'operator_needed' WHERE operation_id = :id", id=SETTLED)
+    assert [each["operationId"] for each in listed(made.path, "stuck")] == [SETTLED, WAITING]
+
+
+def test_states_are_upper_case_amounts_are_strings_and_times_are_rfc_3339(path: Path) -> None:
+    shown = listed(path, "settling")[0]
+    assert (shown["state"], shown["amountAtomic"]) == ("EXECUTED", "6000")
+    assert shown["claimedAt"].endswith("Z")
+    assert shown["endedAt"] is None
+
+
+def test_nothing_sealed_is_shown(path: Path) -> None:
+    with open_store(path) as store:
+        shown = view.detailed(store.read(view.details(SETTLED)))
+    assert shown is not None
+    assert [name for name in shown if "sealed" in name.lower() or "wrap" in name.lower()] == []
+
+
+def test_one_operation_is_shown_with_its_history_and_its_ledger_entries(path: Path) -> None:
+    with open_store(path) as store:
+        shown = view.detailed(store.read(view.details(SETTLED)))
+    assert shown is not None
+    assert [each["state"] for each in shown["transitions"]] == ["CLAIMED"]
+    assert sum(int(each["amountAtomic"]) for each in shown["ledger"]) == 0
+    assert len(shown["ledger"]) == 4
+
+
+def test_an_unknown_operation_is_none(path: Path) -> None:
+    with open_store(path) as store:
+        assert view.detailed(store.read(view.details("op_none"))) is None
+
+
+def test_operations_are_counted_by_state(path: Path) -> None:
+    with open_store(path) as store:
+        assert view.counts(store.read([view.COUNTS])[0]) == {"receipted": 2, "executed": 1, "needs_operator": 1}

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.addresses import reachable
+
+
+@pytest.mark.parametrize(
+    ("listened", "reached"),
+    [
+        ("0.0.0.0:8402", "127.0.0.1:8402"),
+        ("[::]:8402", "[::1]:8402"),
+        ("10.1.2.3:80", "10.1.2.3:80"),
+        ("[fe80::1]:80", "[fe80::1]:80"),
+        ("localhost:1", "localhost:1"),
+    ],
+)
+def test_a_wildcard_is_reached_over_loopback_and_everything_else_as_it_is(listened: str, reached: str) -> None:
+    assert reachable(listened) == reached
