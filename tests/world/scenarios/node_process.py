@@ -11,10 +11,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import httpx
@@ -48,6 +48,33 @@ def pause(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
+class Process(Protocol):
+    """What is asked of a running program; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+Launch = Callable[[Path, Path, Mapping[str, str]], Process]
+"""Starts a node of a configuration, with a log, in an environment."""
+
+
+def by_interpreter(config: Path, log: Path, environment: Mapping[str, str]) -> Process:
+    """Start `python -m gateway serve`."""
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--config", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, **environment},
+        )
+
+
 @attrs.define(eq=False)
 class NodeProcess:
     """One node: its configuration and data stay, the process comes and goes."""
@@ -55,10 +82,13 @@ class NodeProcess:
     directory: Path
     port: int
     config: Path
-    process: subprocess.Popen[bytes] | None = None
+    launch: Launch = by_interpreter
+    process: Process | None = None
 
     @classmethod
-    def of(cls, world: World, directory: Path, **sections: Mapping[str, Any]) -> NodeProcess:
+    def of(
+        cls, world: World, directory: Path, *, launch: Launch = by_interpreter, **sections: Mapping[str, Any]
+    ) -> NodeProcess:
         """Write the configuration of a node that never says 429 and does not wait long, some keys changed."""
         port = free_port()
         settings = world.node_settings(directory, port)
@@ -68,7 +98,7 @@ class NodeProcess:
         directory.mkdir(parents=True, exist_ok=True)
         config = directory / "gateway.toml"
         config.write_text(tomli_w.dumps(settings))
-        return cls(directory, port, config)
+        return cls(directory, port, config, launch)
 
     @property
     def url(self) -> str:
@@ -91,14 +121,7 @@ class NodeProcess:
         self.wait_ready()
 
     def spawn(self, **environment: str) -> None:
-        with (self.directory / "node.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", "--config", str(self.config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | environment,
-            )
+        self.process = self.launch(self.config, self.directory / "node.log", environment)
 
     def wait_ready(self) -> None:
         for _ in range(int(START_S / 0.05)):

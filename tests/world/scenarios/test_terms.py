@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -170,7 +171,13 @@ async def test_37_nothing_is_quoted_or_claimed_without_a_proven_engine(
 def not_asked_for(payer: Account) -> dict[str, str]:
     """Return a well-formed credential for terms that this node never offered."""
     extra = {"name": token.NAME, "version": token.VERSION, "quote": "none"}
-    terms = {"scheme": "exact", "network": NETWORK, "asset": token.ADDRESS, "amount": "6000", "extra": extra}
+    terms: dict[str, Any] = {
+        "scheme": "exact",
+        "network": NETWORK,
+        "asset": token.ADDRESS,
+        "amount": "6000",
+        "extra": extra,
+    }
     terms |= {"payTo": payer.address, "maxTimeoutSeconds": 162}
     return x402(x402_payload(Challenge({"accepts": [terms], "resource": {}, "extensions": {}}, {}), payer))
 
