@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -101,6 +102,8 @@ async def run_node(configuration: Configuration) -> None:
         with trio.CancelScope() as starting:
             nursery.start_soon(_give_up, stop, started, starting)
             async with open_node(configuration, stop=stop, operator=True):
+                gc.collect()
+                gc.freeze()  # what the start made lives as long as the process: no collection need look at it again
                 started.set()
                 await stop.wait()
         nursery.cancel_scope.cancel()

@@ -102,9 +102,10 @@ class _Messages:
 class Connection:
     """One accepted connection, from its first byte to its close."""
 
-    def __init__(self, stream: trio.SocketStream, shared: Shared) -> None:
+    def __init__(self, accepted: socket.socket, shared: Shared) -> None:
         self.idle_since = trio.current_time()
-        self._stream = stream
+        self._socket = accepted
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
         self._shared = shared
         self._limits = shared.limits
         self._waiting = trio.CancelScope()
@@ -245,10 +246,22 @@ class Connection:
             self._turn(Phase.CLOSED)
 
     async def _write(self, data: bytes) -> None:
+        left = memoryview(data)[self._sent_at_once(data) :]
+        if left:
+            await self._send_all(left)
+
+    def _sent_at_once(self, data: bytes) -> int:
+        """Return how much the kernel took: most answers whole, which spares each of them a turn of the scheduler."""
+        try:
+            return self._socket.send(data)
+        except OSError:
+            return 0  # no room, or the client is gone; the stream finds out which
+
+    async def _send_all(self, data: memoryview) -> None:
         whole = True
         try:
             for start in range(0, len(data), _WRITE):
-                piece = data if len(data) <= _WRITE else memoryview(data)[start : start + _WRITE]
+                piece = data[start : start + _WRITE]
                 with trio.move_on_after(self._limits.write_timeout_s):
                     whole = False
                     await self._stream.send_all(piece)

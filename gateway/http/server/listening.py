@@ -137,7 +137,7 @@ class _Server:
         except ConnectionError:
             return True  # it left before it was accepted
         accepted.setblocking(False)  # noqa: FBT003
-        connection = Connection(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), self.shared)
+        connection = Connection(accepted, self.shared)
         self._connections[connection] = None
         nursery.start_soon(self._serve, connection)
         return True
