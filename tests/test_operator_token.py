@@ -43,9 +43,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
         open_token(configured(tmp_path), create=True)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "short", "two words that are long enough", "ein-Wört-das-kein-ASCII-ist"]
-)
+@pytest.mark.parametrize("content", ["", "short", "two words that are long enough", "ein-Wört-das-kein-ASCII-ist"])
 def test_what_is_no_token_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "operator.token"
     file.touch(mode=0o600)

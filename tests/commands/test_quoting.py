@@ -42,7 +42,7 @@ def answering(status: int, document: Any) -> Iterator[tuple[str, list[dict[str, 
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
