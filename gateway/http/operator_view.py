@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from gateway.actors.operations.life import State
 from gateway.actors.store.protocol import Row, Value
 from gateway.registry.receipts import timestamp
 
@@ -54,7 +53,10 @@ GROUPS: Mapping[str, str] = {
 }
 """What can be asked for beside a state."""
 
-FILTERS = tuple(dict.fromkeys([*GROUPS, *(state.value for state in State if state.ended), "claimed", "executed"]))
+STATES = ("claimed", "executed", "receipted", "failed", "expired", "needs_operator")
+"""The states that rows have; those between two durable steps are told by an operation's history."""
+
+FILTERS = (*GROUPS, *STATES)
 """Every name that `listing` knows."""
 
 ENTRIES = """

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.actors.operations import State
 from gateway.http import operator_view as view
 from gateway.reading import open_store
 from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, make_store
@@ -43,6 +44,11 @@ def test_a_limit_keeps_what_is_stuck(path: Path) -> None:
 def test_a_state_or_a_group_selects(path: Path, only: str, found: list[str]) -> None:
     assert only in view.FILTERS
     assert [each["operationId"] for each in listed(path, only)] == found
+
+
+def test_every_state_that_an_operation_rests_in_can_be_asked_for() -> None:
+    assert set(view.STATES) >= {state.value for state in State if state.ended}
+    assert set(view.STATES) <= {state.value for state in State}
 
 
 def test_a_receipted_operation_whose_settlement_was_taken_back_is_stuck(tmp_path: Path) -> None:
