@@ -49,7 +49,7 @@ MOMENTS = frozenset({"claimed_at", "executed_at", "ended_at", "lease_until"})
 GROUPS: Mapping[str, str] = {
     "open": "ended_at IS NULL",
     "settling": "ended_at IS NULL AND state = 'executed'",
-    "stuck": "state = 'needs_operator' OR failure_code = 'operator_needed'",
+    "stuck": "failure_code = 'operator_needed'",
 }
 """What can be asked for beside a state."""
 
