@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import trio
 
 from gateway.world.world import World, world_in_thread
 from tests.world.scenarios.node_process import NodeProcess, running
-from tests.world.scenarios.purchase import Calls, Challenge, Protocol, Shop, x402, x402_payload
+from tests.world.scenarios.purchase import Calls, Challenge, Protocol, Shop, body, fresh_key, x402, x402_payload
 
 pytestmark = pytest.mark.world
 
@@ -97,6 +98,23 @@ async def test_31_a_reorganisation_that_the_authorization_does_not_outlive_is_to
     assert (replay.status_code, replay.json()["replayed"]) == (200, True)
     assert await bent.transfers(payer) == []
     assert bent_node.log.count('"life_crashed"') == 0
+
+
+async def test_no_result_is_released_before_its_settlement_is_deep_enough(
+    bent_world: World, customer: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    node = NodeProcess.of(bent_world, tmp_path / "deep", payment={"confirmations": 6, "settle_wait_s": 20})
+    payer = bent_world.payers[3]
+    with running(node):
+        shop = Shop(customer, node.url, bent_world)
+        now = int((await shop.rpc.call("eth_getBlockByNumber", "latest", False))["timestamp"], 16)
+        sent, key = body(), fresh_key()
+        credential = x402(x402_payload(await shop.challenge(sent, key), payer, validBefore=now + 3000))
+        served = await shop.post(sent, key, credential)
+        head = int(await shop.rpc.call("eth_blockNumber"), 16)
+        assert served.status_code == 200, served.text
+        (transfer,) = await shop.transfers(payer)
+        assert head - transfer.block + 1 >= 6
 
 
 async def test_27_a_payment_that_expires_unsettled_is_withheld_and_charged_to_nobody(

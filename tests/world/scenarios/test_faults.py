@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
 import pytest
 import trio
 
@@ -63,21 +64,24 @@ async def test_20_to_25_whatever_the_facilitator_does_the_payer_pays_once_and_ge
 
 @pytest.mark.parametrize("mode", [mode for mode in FACILITATOR_MODES if mode.startswith("settle")])
 async def test_22_a_result_whose_settlement_is_unknown_leaves_no_answer_with_a_challenge(
-    shop: Shop, payer: Account, mode: str
+    shop: Shop, payer: Account, node: NodeProcess, mode: str
 ) -> None:
     purchase = await shop.order(payer, protocol_of(mode))
     bare = Purchase(payer, purchase.body, purchase.key)
+    fresh = attrs.evolve(await shop.order(payer, sent=purchase.body), key=purchase.key)
     await shop.fault(RPC, "http_429")
     await shop.fault("facilitator", mode)
     answer = await shop.send(purchase)
     assert (answer.status_code, answer.json()["code"]) == (503, "settlement_pending")
     assert int(answer.headers["retry-after"]) >= 1
     operation_id = answer.json()["operationId"]
-    for again in (purchase, bare):
+    claims = node.rows()["authorizations"]
+    for again in (purchase, bare, fresh):
         told = await shop.send(again, prefer="wait=0")
         assert told.status_code in {409, 503}, told.text
         assert told.json()["operationId"] == operation_id
         assert not carries_challenge(told)
+    assert node.rows()["authorizations"] == claims
     shown = await shop.operation(operation_id)
     assert shown["settlement"]["status"] == "unknown"
     assert "output" not in shown
@@ -211,6 +215,36 @@ async def test_29_an_executor_that_fails_charges_nothing_and_the_same_request_ru
     assert served.json()["execution"]["attempt"] == 2
     assert served.json()["operationId"] == answer.json()["operationId"]
     assert len(await shop.transfers(payer)) == 1
+
+
+async def test_29_an_engine_that_never_answers_charges_nothing(shop: Shop, payer: Account) -> None:
+    purchase = await shop.order(payer, "mpp")
+    calls = await Calls.from_now(shop)
+    await shop.fault("search", "hang")
+    answer = await shop.send(purchase)
+    assert answer.status_code == 502, answer.text
+    assert not carries_challenge(answer)
+    assert await calls.of("settle") == {"settle": 0}
+    await shop.heal()
+    await shop.until_served(purchase)
+    assert len(await shop.transfers(payer)) == 1
+
+
+async def test_29_a_failed_run_may_be_paid_with_another_authorization_and_the_first_is_never_settled(
+    shop: Shop, payer: Account, payers: Iterator[Account]
+) -> None:
+    purchase = await shop.order(payer)
+    await shop.fault("search", "blocked")
+    assert (await shop.send(purchase)).status_code == 502
+    await shop.heal()
+    other = next(payers)
+    challenge = await shop.challenge(purchase.body, purchase.key)
+    second = Purchase(other, purchase.body, purchase.key, x402(x402_payload(challenge, other)))
+    await shop.until_served(second)
+    assert (await shop.send(purchase)).json()["replayed"] is True
+    elsewhere = await shop.post(purchase.body, fresh_key(), purchase.credential)
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (409, "payment_already_bound")
+    assert (len(await shop.transfers(payer)), len(await shop.transfers(other))) == (0, 1)
 
 
 async def test_an_empty_page_is_a_result_and_is_charged(shop: Shop, payer: Account) -> None:
