@@ -4,7 +4,10 @@ import errno
 import io
 import json
 import logging
+import sys
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -22,69 +25,110 @@ class Disk(io.StringIO):
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(text)
 
-    def flush(self) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    @property
-    def lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.getvalue().splitlines()]
-
 
 @pytest.fixture
-def disk() -> Iterator[Disk]:
-    stream, root = Disk(), logging.getLogger()
+def stream() -> Iterator[Disk]:
+    root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    log_json_lines(file=stream)
-    yield stream
     structlog.reset_defaults()
+    text = Disk()
+    log_json_lines(logging.INFO, text)
+    yield text
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
     logging.captureWarnings(capture=False)
-    root.handlers[:], root.level = handlers, level
 
 
-def test_an_event_is_a_line_of_json_with_its_level_and_time(disk: Disk) -> None:
-    structlog.get_logger("test").info("served", status=200)
-    (line,) = disk.lines
-    assert (line["event"], line["level"], line["status"]) == ("served", "info", 200)
-    assert str(line["timestamp"]).endswith("Z")
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_traceback_tells_no_value(disk: Disk) -> None:
-    secret = "a-signature"
+def crash(secret: str) -> None:
+    held = {"key": secret}
+    raise RuntimeError(f"{len(held)} broken")
+
+
+def test_an_event_is_one_line_of_json_in_utc(stream: io.StringIO) -> None:
+    structlog.get_logger("a").info("served", status=200, note="two\nlines")
+    (line,) = lines(stream)
+    assert (line["event"], line["level"], line["status"], line["note"]) == ("served", "info", 200, "two\nlines")
+    assert line["timestamp"].endswith("Z")
+
+
+def test_what_is_below_the_level_is_not_logged(stream: io.StringIO) -> None:
+    structlog.get_logger("a").debug("noise")
+    logging.getLogger("httpx").info("HTTP Request: GET http://rpc.example/v3/key")
+    assert lines(stream) == []
+
+
+@pytest.mark.parametrize("by", ["structlog", "logging"])
+def test_a_traceback_tells_where_and_no_values(stream: io.StringIO, by: str) -> None:
+    log: Any = structlog.get_logger("a") if by == "structlog" else logging.getLogger("a")
     try:
-        raise ValueError(len(secret))
-    except ValueError:
-        structlog.get_logger("test").exception("failed")
-    assert "a-signature" not in disk.getvalue()
-    assert "ValueError" in disk.getvalue()
+        crash("kanarienvogel")
+    except RuntimeError:
+        log.exception("crashed")
+    (line,) = lines(stream)
+    (told,) = line["exception"]
+    assert (told["exc_type"], told["exc_value"]) == ("RuntimeError", "1 broken")
+    assert [frame["name"] for frame in told["frames"]][-1] == "crash"
+    assert "kanarienvogel" not in stream.getvalue()
 
 
-def test_a_long_text_is_cut(disk: Disk) -> None:
-    structlog.get_logger("test").info("served", detail="x" * (MAX_TEXT + 1))
-    assert disk.lines[0]["detail"] == "x" * MAX_TEXT + "…"
+def test_groups_and_causes_tell_no_values_either(stream: io.StringIO) -> None:
+    try:
+        try:
+            crash("kanarienvogel")
+        except RuntimeError as error:
+            raise ExceptionGroup("several", [error, ValueError("x")]) from error
+    except ExceptionGroup:
+        structlog.get_logger("a").exception("crashed")
+    assert "RuntimeError" in stream.getvalue()
+    assert "kanarienvogel" not in stream.getvalue()
 
 
-def test_what_other_libraries_warn_of_is_a_line_too(disk: Disk) -> None:
-    logging.getLogger("other").warning("beware of %s", "this")
-    assert (disk.lines[0]["event"], disk.lines[0]["logger"]) == ("beware of this", "other")
+def test_what_other_libraries_warn_of_is_json_too(stream: io.StringIO) -> None:
+    logging.getLogger("hypercorn.error").warning("client %s left", "early")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    told, warned = lines(stream)
+    assert (told["event"], told["logger"], told["level"]) == ("client early left", "hypercorn.error", "warning")
+    assert (warned["logger"], "DeprecationWarning: old" in warned["event"]) == ("py.warnings", True)
 
 
-def test_a_value_that_is_no_json_is_told_all_the_same(disk: Disk) -> None:
-    structlog.get_logger("test").info("odd", surrogate="\ud800", large=2**80, thing=object)
-    assert disk.lines[0]["large"] == 2**80
+@pytest.mark.parametrize("value", ["\ud800", 2**70, {1: "a"}, {("a",): 1}, object(), b"bytes", float("nan"), {1, 2}])
+def test_whatever_is_logged_makes_one_line(stream: io.StringIO, value: Any) -> None:
+    structlog.get_logger("a").info("odd", value=value)
+    assert [line["event"] for line in lines(stream)] == ["odd"]
 
 
-def test_a_log_that_cannot_be_written_breaks_nothing_and_tells_afterwards_how_much_is_missing(disk: Disk) -> None:
-    log = structlog.get_logger("test")
-    disk.full = True
+def test_a_long_text_is_cut(stream: io.StringIO) -> None:
+    structlog.get_logger("a").info("long", text="x" * 100_000)
+    assert len(lines(stream)[0]["text"]) == MAX_TEXT + 1
+
+
+def test_lines_go_to_standard_error_by_themselves(capsys: pytest.CaptureFixture[str], stream: io.StringIO) -> None:
+    structlog.reset_defaults()
+    log_json_lines()
+    structlog.get_logger("a").info("served")
+    shown = capsys.readouterr()
+    assert (shown.out, json.loads(shown.err)["event"]) == ("", "served")
+    assert sys.stderr is not stream
+
+
+def test_a_log_that_cannot_be_written_breaks_nothing_and_tells_afterwards_how_much_is_missing(stream: Disk) -> None:
+    log = structlog.get_logger("a")
+    stream.full = True
     for _ in range(3):
         log.info("lost")
     logging.getLogger("other").warning("lost too")
-    disk.full = False
+    stream.full = False
     log.info("kept")
-    assert [(line["event"], line.get("lines")) for line in disk.lines] == [("log_lines_lost", 4), ("kept", None)]
+    assert [(line["event"], line.get("lines")) for line in lines(stream)] == [("log_lines_lost", 4), ("kept", None)]
 
 
-def test_a_log_whose_reader_has_closed_it_breaks_nothing(disk: Disk) -> None:
-    disk.close()
-    structlog.get_logger("test").info("lost")
+def test_a_log_whose_reader_has_closed_it_breaks_nothing(stream: Disk) -> None:
+    stream.close()
+    structlog.get_logger("a").info("lost")

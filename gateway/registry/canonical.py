@@ -18,9 +18,15 @@ LARGEST_INTEGER = 2**53 - 1
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return the RFC 8785 form of a JSON value; raises `rfc8785.CanonicalizationError` on what I-JSON cannot hold."""
+    """Return the RFC 8785 form of a JSON value.
+
+    Raises `rfc8785.CanonicalizationError` on what I-JSON cannot hold, `RecursionError` on what is nested too deep.
+    """
     if _is_plain(value):
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        try:
+            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError as error:  # more than 254 levels
+            raise RecursionError(str(error)) from error
     return rfc8785.dumps(value)
 
 

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gateway.actors import retention
+from gateway.actors.ledger import audit_store
+from gateway.actors.retention import keep_sweeping, sweep
+from gateway.actors.settlement import Standing
+from gateway.actors.store import Statement
+from gateway.errors import ExecutorFailed, StoreUnavailable
+from tests.http.shop import Shop, open_shop
+
+KEY = "0123456789abcdef0123"
+DAY_MS = 24 * 3600 * 1000
+TABLES = ("operations", "idempotency_keys", "idempotency_callers", "operation_events", "authorizations")
+
+
+async def sealed(shop: Shop) -> list[Any]:
+    return await shop.store.fetch(
+        "SELECT sealed_output IS NULL, length(sealed_request), sealed_payment IS NULL, key_wrap IS NULL"
+        " FROM operations o JOIN idempotency_keys k ON k.operation_id = o.operation_id"
+    )
+
+
+@pytest.mark.parametrize(("days", "kept"), [(6.9, True), (7.1, False)])
+async def test_an_output_is_kept_seven_days(tmp_path: Path, days: float, kept: bool) -> None:
+    async with open_shop(tmp_path) as shop:
+        await shop.buy(key=KEY)
+        await sweep(shop.store, shop.clock() + int(days * DAY_MS))
+        assert ((await shop.post(key=KEY)).status == 200) is kept
+        ((no_output, request_bytes, no_payment, no_wrap),) = await sealed(shop)
+        assert bool(no_output) is bool(no_payment) is bool(no_wrap) is (request_bytes == 0) is not kept
+
+
+@pytest.mark.parametrize(("days", "kept"), [(399, True), (401, False)])
+async def test_a_tombstone_is_kept_four_hundred_days(tmp_path: Path, days: int, kept: bool) -> None:
+    async with open_shop(tmp_path) as shop:
+        bought = await shop.buy(key=KEY)
+        await sweep(shop.store, shop.clock() + days * DAY_MS)
+        answer = await shop.post(key=KEY)
+        assert answer.status == (409 if kept else 402)
+        if kept:
+            assert answer.json["receipt"] == bought.json["receipt"]
+        assert [await shop.rows(table) for table in TABLES if table != "operation_events"] == [int(kept)] * 2 + [
+            2 * kept,
+            kept,
+        ]
+
+
+async def test_the_books_outlive_the_tombstone(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        await shop.buy(key=KEY)
+        await sweep(shop.store, shop.clock() + 500 * DAY_MS)
+        found = await audit_store(shop.store)
+        assert (found.entries, found.faults) == (4, ())
+
+
+async def test_what_is_open_or_waits_for_the_operator_is_never_swept(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop, trio.open_nursery() as nursery:
+        shop.search.hold()
+        nursery.start_soon(post_free, shop)
+        await shop.search.begun.wait()
+        await sweep(shop.store, shop.clock() + 500 * DAY_MS)
+        assert await shop.rows("operations") == 1
+        shop.search.gate.set()
+
+
+async def post_free(shop: Shop) -> None:
+    await shop.post("search.free", key=KEY)
+
+
+async def test_a_failed_operation_that_is_taken_on_again_keeps_its_key(tmp_path: Path) -> None:
+    """The sweeper may have chosen it while it was still failed."""
+    async with open_shop(tmp_path) as shop:
+        shop.bank.standing = Standing.EXPIRED
+        failed = await shop.buy(key=KEY)
+        assert failed.code == "settlement_failed"
+        (row,) = await shop.store.fetch("SELECT operation_id FROM operations")
+        later = shop.clock() + 8 * DAY_MS
+        await shop.store.commit(
+            Statement("UPDATE operations SET state = 'claimed', ended_at = NULL, output_until = NULL", rows=1)
+        )
+        await shop.store.commit(*retention._drop_output(str(row[0]), later))
+        ((no_output, _, _, no_wrap),) = await sealed(shop)
+        assert (no_output, no_wrap) == (0, 0)
+        await shop.store.commit(Statement("UPDATE operations SET state = 'failed', ended_at = 1", rows=1))
+
+
+async def test_a_failed_operation_without_output_can_be_taken_on_until_its_tombstone(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.search.failure = ExecutorFailed()
+        assert (await shop.post("search.free", key=KEY)).status == 502
+        await sweep(shop.store, shop.clock() + 100 * DAY_MS)
+        shop.search.failure = None
+        assert (await shop.post("search.free", key=KEY)).json["execution"]["attempt"] == 2
+
+
+async def test_more_than_one_step_s_worth_is_swept_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "SWEEP_AT_ONCE", 2)
+    async with open_shop(tmp_path) as shop:
+        for number in range(7):
+            await shop.post("search.free", key=f"{number:020d}")
+        await sweep(shop.store, shop.clock() + 8 * DAY_MS)
+        assert await shop.store.fetch("SELECT COUNT(*) FROM operations WHERE sealed_output IS NOT NULL") == [(0,)]
+        await sweep(shop.store, shop.clock() + 500 * DAY_MS)
+        assert [await shop.rows(table) for table in TABLES] == [0] * 5
+
+
+async def test_sweeping_goes_on_after_the_store_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "SWEEP_EVERY_S", 0.01)
+    tried = trio.Event()
+    async with open_shop(tmp_path) as shop, trio.open_nursery() as nursery:
+        await shop.buy(key=KEY)
+        away = [StoreUnavailable("gone")]
+
+        def clock() -> int:
+            if away:
+                raise away.pop()
+            tried.set()
+            return shop.clock() + 8 * DAY_MS
+
+        nursery.start_soon(keep_sweeping, shop.store, clock)
+        await tried.wait()
+        with trio.fail_after(5):
+            while (await sealed(shop))[0][0] == 0:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.registry.execution import Family, Served, Work
+
+
+class Echo:
+    def admit(self, operation: str, request: object) -> None:
+        del operation, request
+
+    async def execute(self, work: Work) -> Served:
+        return Served({"echo": work.request}, {"attempt": work.attempt})
+
+
+async def test_an_executor_is_whatever_admits_and_executes() -> None:
+    family: Family = Echo()
+    family.admit("echo", "a")
+    assert await family.execute(Work("op_1", "echo", "a", 2, 0.0)) == Served({"echo": "a"}, {"attempt": 2})
+
+
+def test_work_cannot_be_changed_by_who_does_it() -> None:
+    with pytest.raises(AttributeError):
+        Work("op_1", "echo", "a", 1, 0.0).attempt = 2  # type: ignore[misc]  # that is the point

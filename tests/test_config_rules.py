@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config import ConfigurationError, structure
+from gateway.config_rules import broken_rules
+
+PAY_TO = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
+PAID = {"pay_to": PAY_TO, "facilitator_url": "https://f.example", "rpc_urls": ["https://rpc.example"]}
+
+
+def broken(section: str, **members: Any) -> list[str]:
+    try:
+        configuration = structure({section: members})
+    except ConfigurationError as error:
+        return [each.pointer for each in error.violations]
+    assert broken_rules(configuration) == []
+    return []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8402", "0.0.0.0:1", "[::1]:65535", "localhost:0", "node.example:80"])
+def test_a_listener_is_host_and_port(address: str) -> None:
+    assert broken("node", listen=[address]) == []
+    assert broken("node", operator_listen=address) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["", "8402", ":8402", "127.0.0.1", "127.0.0.1:65536", "h:-1", "h:x", "::1:80", "h:\u0663"]
+)
+def test_what_is_no_host_and_port_is_refused(address: str) -> None:
+    assert broken("node", listen=["127.0.0.1:1", address]) == ["/node/listen/1"]
+    assert broken("node", operator_listen=address) == ["/node/operator_listen"]
+
+
+def test_a_node_listens_somewhere() -> None:
+    assert broken("node", listen=[]) == ["/node/listen"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "node.example",
+        "ftp://node.example",
+        "https://",
+        "https:///path",
+        "https://user:pw@node.example",
+        "https://node.example?x=1",
+        "https://node.example/#x",
+        "https://node.example/a b",
+        "https://node.example\n",
+    ],
+)
+def test_a_public_address_is_a_plain_http_url(url: str) -> None:
+    assert broken("node", base_url=url) == ["/node/base_url"]
+    assert broken("payment", **(PAID | {"facilitator_url": url})) == ["/payment/facilitator_url"]
+
+
+def test_an_rpc_url_may_carry_its_secret() -> None:
+    assert broken("payment", **(PAID | {"rpc_urls": ["https://u:p@rpc.example/v2/key?x=1"]})) == []
+    assert broken("payment", **(PAID | {"rpc_urls": ["wss://rpc.example"]})) == ["/payment/rpc_urls/0"]
+
+
+@pytest.mark.parametrize(
+    ("address", "fine"),
+    [
+        (PAY_TO, True),
+        (PAY_TO.lower(), True),
+        ("0x" + PAY_TO[2:].upper(), True),
+        (PAY_TO.replace("F7", "f7"), False),
+        (PAY_TO[:-1], False),
+        (PAY_TO + "0", False),
+        (PAY_TO[2:], False),
+        ("0x" + "g" * 40, False),
+        (PAY_TO + "\n", False),
+    ],
+)
+def test_money_goes_to_an_address_that_was_not_mistyped(address: str, fine: bool) -> None:
+    assert broken("payment", **(PAID | {"pay_to": address})) == ([] if fine else ["/payment/pay_to"])
+    assert broken("payment", asset=address) == ([] if fine else ["/payment/asset"])
+
+
+@pytest.mark.parametrize("missing", list(PAID))
+def test_payments_are_configured_whole_or_not_at_all(missing: str) -> None:
+    assert broken("payment", **{name: value for name, value in PAID.items() if name != missing}) == [
+        f"/payment/{missing}"
+    ]
+    assert broken("payment", **PAID) == []
+    assert broken("payment") == []
+
+
+@pytest.mark.parametrize("network", ["eip155:", "eip155:0", "eip155:x", "base", "eip155:8453 ", "eip155:08453"])
+def test_a_network_is_a_caip_2_name(network: str) -> None:
+    assert broken("payment", network=network) == ["/payment/network"]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "wrong", "right"),
+    [
+        ("node", "drain_s", -1, 0),
+        ("node", "max_connections", 0, 1),
+        ("node", "name", "", "n"),
+        ("node", "name", "a b", "a-b.C_1"),
+        ("node", "name", "n" * 65, "n" * 64),
+        ("payment", "decimals", 19, 18),
+        ("payment", "decimals", -1, 0),
+        ("payment", "quote_ttl_s", 0, 1),
+        ("payment", "confirmations", 0, 1),
+        ("payment", "verify_timeout_s", 0, 1),
+        ("payment", "settle_timeout_s", 0, 1),
+        ("payment", "settle_wait_s", 0, 1),
+        ("payment", "max_unsettled_per_payer", -1, 0),
+        ("payment", "max_unsettled", -1, 0),
+        ("payment", "payer_hold_s", -1, 0),
+        ("payment", "asset", "", "0x" + "1" * 40),
+        ("quota", "free_search", -1, 0),
+        ("quota", "paid", -1, 0),
+        ("search", "probe_interval_s", 0, 1),
+        ("store", "url", "postgres://x", "sqlite:////x.db"),
+        ("store", "url", "sqlite:///", ""),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(section: str, name: str, wrong: Any, right: Any) -> None:
+    assert broken(section, **{name: wrong}) == [f"/{section}/{name}"]
+    assert broken(section, **{name: right}) == []
+
+
+@pytest.mark.parametrize("network", ["10.0.0.1", "10.0.0.1/8", "::1", "2001:db8::/32"])
+def test_a_proxy_is_an_address_or_a_network(network: str) -> None:
+    assert broken("quota", trusted_proxies=[network]) == []
+
+
+@pytest.mark.parametrize("network", ["", "proxy.example", "10.0.0.0/33", "*"])
+def test_what_is_no_network_is_no_proxy(network: str) -> None:
+    assert broken("quota", trusted_proxies=["::1", network]) == ["/quota/trusted_proxies/1"]
