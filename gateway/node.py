@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -32,6 +33,18 @@ log = structlog.get_logger(__name__)
 
 ACTOR_GRACE_S = 10.0
 OPERATOR_LIMITS = ServerLimits(drain_s=5, max_connections=32)
+
+
+RECURSION_LIMIT = 1000
+"""The interpreter's own."""
+
+
+def bound_recursion() -> None:
+    """Take back what py_ecc does when eth-account imports it: it raises the recursion limit a hundredfold.
+
+    A document of a stranger that is nested deeply enough would then overflow the C stack and kill the node.
+    """
+    sys.setrecursionlimit(RECURSION_LIMIT)
 
 
 def assert_coincurve() -> None:
@@ -66,6 +79,7 @@ async def open_node(
     import web3  # noqa: F401
 
     assert_coincurve()
+    bound_recursion()
     started_at, metrics = clock_ms(), Metrics()
     node, stopping = configuration.node, trio.Event() if stop is None else stop
     own = (node.operator_listen,) if operator else ()

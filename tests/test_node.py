@@ -23,7 +23,7 @@ import trio
 from gateway.actors.store import StoreRefused
 from gateway.config import Configuration, ConfigurationError, structure
 from gateway.keys import KeysRefused, rotate
-from gateway.node import Running, open_node
+from gateway.node import Running, bound_recursion, open_node
 from gateway.world.door import Call, Door, Reply, Silence, url_of
 from gateway.world.faults import SEARCH_MODES, Faults
 from gateway.world.search_engine import SearchEngine
@@ -373,3 +373,15 @@ async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(30):
         while not condition():  # noqa: ASYNC110 - another process has no event of ours
             await trio.sleep(0.02)
+
+
+def test_a_node_takes_the_recursion_limit_back_from_its_libraries() -> None:
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(100_000)  # what py_ecc does: a deep document would then overflow the C stack
+        bound_recursion()
+        assert sys.getrecursionlimit() == 1000
+        with pytest.raises(RecursionError):
+            json.loads("[" * 90_000)
+    finally:
+        sys.setrecursionlimit(before)

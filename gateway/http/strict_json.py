@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -21,6 +23,7 @@ from gateway.errors import InvalidJson, Violation
 LARGEST_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exact (RFC 7493 section 2.2)."""
 
+_BRACKETS = re.compile(rb"[\[\]{}]")
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LISTED = 64  # violations listed at most
 _LONGEST_TOKEN = 128  # characters of a member name in a pointer
@@ -40,10 +43,10 @@ def parse(data: bytes, *, max_depth: int = 32, max_nodes: int = 20_000) -> Any:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if _is_deeper(frame, max_depth):
+            raise _too_deep(max_depth) from None
         if _has_suspect_number(frame):
             _inspect(data)
-        if "depth" in error.msg:
-            raise _invalid([Violation("", f"nested deeper than {max_depth}")]) from None
         raise _invalid([Violation("", f"{error.msg}, at character {error.pos}")]) from None
     members, sound = _measure(value, max_depth, max_nodes)
     if members != frame.count(b":") or not sound or _has_suspect_number(frame):
@@ -69,6 +72,16 @@ def _has_suspect_number(frame: bytes) -> bool:
     return b"0" * 20 in shape or b"0e" in shape
 
 
+def _is_deeper(frame: bytes, max_depth: int) -> bool:
+    """Whether brackets nest deeper than that before they end, told without any reader's recursion."""
+    depth = 0
+    for bracket in _BRACKETS.finditer(frame):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > max_depth or depth < 0:
+            break
+    return depth > max_depth
+
+
 def _measure(value: Any, max_depth: int, max_nodes: int) -> tuple[int, bool]:
     """Walk the value level by level: how many members its objects have, and whether all integers are in range."""
     members, nodes, depth, sound = 0, 0, 0, True
@@ -92,7 +105,7 @@ def _measure(value: Any, max_depth: int, max_nodes: int) -> tuple[int, bool]:
                 sound = False
         depth += deeper
         if depth > max_depth:
-            raise _invalid([Violation("", f"nested deeper than {max_depth}")])
+            raise _too_deep(max_depth)
         level = below
     return members, sound
 
@@ -125,13 +138,9 @@ def _inspect(data: bytes) -> None:
         value = json.loads(
             data.decode(), object_pairs_hook=_Members, parse_int=_integer, parse_float=_double, parse_constant=str
         )
+        errors = list(islice(_violations(value, ""), _LISTED))
     except (ValueError, RecursionError):
         return
-    errors = []
-    for violation in _violations(value, ""):
-        errors.append(violation)
-        if len(errors) == _LISTED:
-            break
     if errors:
         raise _invalid(errors)
 
@@ -156,6 +165,10 @@ def _token(name: str) -> str:
     """Return a member name as an RFC 6901 token: no lone surrogates, and cut where it is overly long."""
     token = name[:_LONGEST_TOKEN].encode(errors="replace").decode().replace("~", "~0").replace("/", "~1")
     return token if len(name) <= _LONGEST_TOKEN else f"{token}…"
+
+
+def _too_deep(max_depth: int) -> InvalidJson:
+    return _invalid([Violation("", f"nested deeper than {max_depth}")])
 
 
 def _too_many(max_nodes: int) -> InvalidJson:

@@ -6,11 +6,11 @@ one looks its answer up.  An adapter that cannot serve a request as it stands sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
+import orjson
 
 from gateway.errors import EngineBlocked
 from gateway.registry.http_call import HttpAnswer, HttpCall
@@ -174,8 +174,8 @@ def json_object(target: str, answer: HttpAnswer) -> dict[str, Any]:
     if answer.status != 200:
         raise failed(target, f"status_{answer.status}", f"answered {answer.status}")
     try:
-        value = json.loads(answer.content)
-    except (ValueError, RecursionError):
+        value = orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
         if b"captcha" in answer.content[:65536].lower():
             raise EngineBlocked(f"{target}: answered with a CAPTCHA", extra={"reason": "blocked"}) from None
         raise failed(target, "malformed_answer", "its answer is not JSON") from None
