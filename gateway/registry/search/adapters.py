@@ -109,6 +109,8 @@ def _basis(settings: AdapterSettings, free: str) -> str:
 
 
 def _billed(settings: AdapterSettings) -> Cost:
+    if not settings.key:
+        raise AdapterSettingsError(f"a {settings.kind} adapter needs key_file, a file that holds its API key")
     basis = "billed_per_call_rate_not_configured" if not settings.cost_atomic else "configured_per_call"
     return Cost(settings.cost_atomic or 0, basis)
 

@@ -38,7 +38,16 @@ def test_web_and_local_do_not_mix() -> None:
         build([SEARXNG, AdapterSettings("index")], base_url=BASE)
 
 
-@pytest.mark.parametrize("settings", [[], [AdapterSettings("searxng")], [AdapterSettings("altavista")]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        [AdapterSettings("searxng")],
+        [AdapterSettings("altavista")],
+        [AdapterSettings("brave")],
+        [AdapterSettings("exa")],
+    ],
+)
 def test_settings_that_cannot_work_are_refused(settings: list[AdapterSettings]) -> None:
     with pytest.raises(AdapterSettingsError):
         build(settings, base_url=BASE)

@@ -50,6 +50,8 @@ CREATE TABLE operations (
 
 CREATE INDEX operations_open ON operations (lease_until) WHERE ended_at IS NULL;
 CREATE INDEX operations_ended ON operations (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX operations_state ON operations (state, operation_id);
+CREATE INDEX operations_stuck ON operations (operation_id) WHERE failure_code = 'operator_needed';
 CREATE INDEX operations_output ON operations (output_until) WHERE output_until IS NOT NULL;
 CREATE INDEX operations_tombstone ON operations (tombstone_until) WHERE tombstone_until IS NOT NULL;
 
