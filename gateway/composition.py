@@ -45,7 +45,7 @@ from gateway.registry.payment.terms import Terms
 from gateway.registry.qualification import Proofs, Rules
 from gateway.registry.receipts import Signer
 from gateway.registry.sealing import Naming, NodeSeal
-from gateway.registry.search.adapter import Adapter
+from gateway.registry.search.adapter import Adapter, budget_of
 from gateway.registry.search.adapters import AdapterSettings, AdapterSettingsError, build
 from gateway.registry.search.output import Asset as CostAsset
 from gateway.registry.table import OPERATIONS, PRICE_VERSION
@@ -53,6 +53,7 @@ from gateway.registry.table import OPERATIONS, PRICE_VERSION
 log = structlog.get_logger(__name__)
 
 MAILBOX = 1024
+DAY_S = 24 * 3600
 POLICIES = ("free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "paid")
 
 
@@ -83,9 +84,14 @@ def terms_of(configuration: Configuration) -> Terms | None:
     return Terms(asset_of(configuration), payment.pay_to, configuration.base_url, realm, payment.quote_ttl_s)
 
 
-def policies_of(configuration: Configuration) -> dict[str, Policy]:
+def policies_of(configuration: Configuration, adapters: Sequence[Adapter] = ()) -> dict[str, Policy]:
     """Return the quota policies by name."""
-    return {name: Policy(name, getattr(configuration.quota, name)) for name in POLICIES}
+    policies = {name: Policy(name, getattr(configuration.quota, name)) for name in POLICIES}
+    for adapter in adapters:
+        name = budget_of(adapter)
+        if name is not None:
+            policies[name] = Policy(name, configuration.quota.billed_daily, DAY_S)
+    return policies
 
 
 def adapters_of(configuration: Configuration) -> tuple[Adapter, ...]:
@@ -139,7 +145,7 @@ async def start_actors(
     start = partial(runtime.start, capacity=MAILBOX)
     key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms))
     quota_ref = await start(
-        "quota", partial(quota, policies=policies_of(configuration), store=store, clock_ms=clock_ms)
+        "quota", partial(quota, policies=policies_of(configuration, adapters), store=store, clock_ms=clock_ms)
     )
     ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms))
     call = Caller(await start("upstream", upstream))

@@ -88,7 +88,7 @@ class PaymentSection:
 
 @attrs.frozen
 class QuotaSection:
-    """`[quota]`: calls a minute and caller (spec/readings, "quotas")."""
+    """`[quota]`: calls a minute and caller; `billed_daily`: free calls a day of the whole node on each billed route."""
 
     free_search: int = 12
     free_ai: int = 12
@@ -96,6 +96,7 @@ class QuotaSection:
     audio: int = 4
     unpaid_quotes: int = 300
     paid: int = 180
+    billed_daily: int = 1000
     trusted_proxies: tuple[str, ...] = ()
 
 

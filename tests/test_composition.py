@@ -44,6 +44,17 @@ def test_every_quota_of_the_configuration_is_a_policy() -> None:
     assert policies["free_search"].limit == 3
 
 
+def test_every_engine_that_bills_has_a_daily_budget_of_free_calls(tmp_path: Path) -> None:
+    key = tmp_path / "brave.key"
+    key.write_text("a key")
+    settings = [{"kind": "brave", "key_file": str(key)}, {"kind": "searxng", "base_url": "http://127.0.0.1:1"}]
+    configuration = configured(search={"adapter": settings}, quota={"billed_daily": 7})
+    policies = policies_of(configuration, adapters_of(configuration))
+    budget = policies["billed:search/brave"]
+    assert (budget.limit, budget.window_s) == (7, 86_400)
+    assert "billed:search/searxng" not in policies
+
+
 def test_adapters_stand_in_the_operators_order_with_their_keys(tmp_path: Path) -> None:
     key = tmp_path / "brave.key"
     key.write_text("a key\n")

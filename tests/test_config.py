@@ -44,6 +44,7 @@ scrape = 3
 audio = 9
 unpaid_quotes = 5
 paid = 6
+billed_daily = 7
 trusted_proxies = ["10.0.0.0/8", "::1"]
 [search]
 probe_interval_s = 30

@@ -24,7 +24,7 @@ from gateway.registry.http_call import (
     UpstreamUnreachable,
 )
 from gateway.registry.qualification import Evidence, Finding, Outcome, Proofs
-from gateway.registry.search.adapter import Adapter, LocalAdapter, WorkerCall, route_id
+from gateway.registry.search.adapter import Adapter, LocalAdapter, WorkerCall, budget_of, route_id
 from gateway.registry.search.choice import choose
 from gateway.registry.search.output import Asset, Spent, output, route
 from gateway.registry.search.page import SearchPage, failed
@@ -84,6 +84,13 @@ class SearchFamily:
     def admit(self, operation: str, request: SearchRequest) -> None:  # noqa: ARG002 - free and paid search are one engine
         """Return if a proven adapter can serve `request`; raises `OperationUnavailable` or `CapabilityUnavailable`."""
         choose(self.adapters, request, self.proofs.of)
+
+    def budget(self, operation: str, request: SearchRequest) -> str | None:
+        """Return the daily budget of the engine that a free search would be put to first, if it bills; see `admit`."""
+        if operation != "search.free":
+            return None
+        candidates = choose(self.adapters, request, self.proofs.of).candidates
+        return budget_of(candidates[0][0])
 
     async def execute(self, work: Work) -> Served:
         """Ask the adapters in turn until one answers.

@@ -144,6 +144,10 @@ class MeteredFamily:
         """See `Family.admit`."""
         self.inner.admit(operation, request)
 
+    def budget(self, operation: str, request: object) -> str | None:
+        """See `Family.budget`."""
+        return self.inner.budget(operation, request)
+
     async def execute(self, work: Work) -> Served:
         """See `Family.execute`."""
         outcome = "crashed"

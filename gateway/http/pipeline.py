@@ -40,6 +40,8 @@ __all__ = ["Incoming", "Node", "Outgoing", "Pipeline"]
 log = structlog.get_logger(__name__)
 
 SETTLEMENT_SLACK_S = 60.0
+WHOLE_NODE = "node"
+"""The caller that node-wide budgets are counted on."""
 RETRY_AFTER_S = 2.0
 LOOK_AGAIN_S = 0.1
 KEY_HEADER = "Idempotency-Key"
@@ -119,9 +121,14 @@ class Pipeline:
         """Take a request down the road; raises the `GatewayError` that is the answer where it is no 200."""
         asked = self.reader.read(incoming)
         call = self._named(asked)
-        if self.operation.paid and asked.credential is None:
-            return await self._quote(call)
-        return await self._claim(call)
+        try:
+            if self.operation.paid and asked.credential is None:
+                return await self._quote(call)
+            return await self._claim(call)
+        except GatewayError as failure:
+            if failure.status >= 500 and failure.retryable and failure.retry_after is None:
+                failure.retry_after = RETRY_AFTER_S
+            raise
 
     def _named(self, asked: Asked) -> Call:
         """Return the names of the operation: the caller's key, and the payment-identifier of x402."""
@@ -281,12 +288,22 @@ class Pipeline:
         allowance = await self._spend(policy, caller)
         try:
             self._admit(call, known)
+            await self._spend_budget(call, known)
         except GatewayError as failure:
             self._give_back(policy, caller)
             failure.headers = allowance.headers | failure.headers
             raise
         ended = await self._submit(call, known, None, turn)
         return outgoing(ended, allowance.headers | call.more_headers)
+
+    async def _spend_budget(self, call: Call, known: keys.Known) -> None:
+        """Count a free call that an upstream bills on the node's budget for it; a kept result costs nothing."""
+        earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
+        if earlier is not None and earlier.sealed_output is not None:
+            return
+        budget = self.node.families[self.operation.family].budget(self.operation.id, call.asked.valid.request)
+        if budget is not None:
+            await self._spend(budget, WHOLE_NODE)
 
     # -- 7: quote or payment -----------------------------------------------------------------------------------------
 

@@ -35,6 +35,10 @@ class Family(Protocol):
         Reads the last snapshot only, no I/O.  Raises `OperationUnavailable` or `CapabilityUnavailable`.
         """
 
+    def budget(self, operation: str, request: Any) -> str | None:
+        """Return the node-wide quota that a free call spends where its upstream bills every call, or None."""
+        ...
+
     async def execute(self, work: Work) -> Served:
         """Serve it.  Raises a `GatewayError` when the execution failed; nothing is then charged."""
         ...

@@ -31,7 +31,7 @@ class ReceiptInvalid(Exception):
 def timestamp(milliseconds: int) -> str:
     """Return RFC 3339 UTC with milliseconds."""
     moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    return f"{moment.isoformat()[:19]}.{milliseconds % 1000:03d}Z"
 
 
 def _b64url(data: bytes) -> str:

@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import attrs
 from cryptography.exceptions import InvalidTag
@@ -137,6 +137,7 @@ class Naming:
         }
 
 
+@lru_cache(maxsize=4096)
 def caller_network(address: str) -> str:
     """Return the network that stands for a caller: IPv4 /32 (also when mapped into IPv6) or IPv6 /64."""
     parsed = ipaddress.ip_address(address.partition("%")[0])

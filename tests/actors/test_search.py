@@ -113,6 +113,14 @@ async def test_it_is_a_family() -> None:
     family.admit("search.free", REQUEST)
 
 
+async def test_a_free_search_spends_the_budget_of_an_engine_that_bills() -> None:
+    billing = BraveAdapter("brave", "k", Cost(5000, "configured_per_call", billed=True))
+    family = scene([billing, FIRST], Engines(first=PAGE)).family
+    assert family.budget("search.free", REQUEST) == "billed:search/brave"
+    assert family.budget("search.paid", REQUEST) is None
+    assert scene([FIRST, billing], Engines(first=PAGE)).family.budget("search.free", REQUEST) is None
+
+
 async def test_a_search_is_served_with_a_true_route(autojump_clock: MockClock) -> None:
     here = scene([FIRST, SECOND], Engines(first=PAGE))
     served = await here.run()

@@ -75,6 +75,7 @@ class Search:
     runs: int = 0
     failure: GatewayError | None = None
     closed: GatewayError | None = None
+    billed: str | None = None
     gate: trio.Event = attrs.field(factory=trio.Event)
     begun: trio.Event = attrs.field(factory=trio.Event)
 
@@ -88,6 +89,10 @@ class Search:
         del operation, request
         if self.closed is not None:
             raise self.closed
+
+    def budget(self, operation: str, request: Any) -> str | None:
+        del operation, request
+        return self.billed
 
     async def execute(self, work: Work) -> Served:
         self.runs += 1

@@ -108,6 +108,9 @@ class Family:
     def admit(self, operation: str, request: object) -> None:
         raise ValueError(operation, request)
 
+    def budget(self, operation: str, request: object) -> str | None:
+        return f"{operation}{request}"
+
     async def execute(self, work: Work) -> Served:
         await trio.lowlevel.checkpoint()
         if self.failure is not None:

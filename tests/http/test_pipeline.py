@@ -387,6 +387,18 @@ async def test_the_free_quota_is_exact_under_six_hundred_calls(tmp_path: Path) -
         assert refused.headers["RateLimit"].startswith('"free_search";r=0;t=')
 
 
+async def test_free_calls_on_a_billed_engine_share_a_budget_of_the_whole_node(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, limits=LIMITS | {"billed:search/brave": 2}) as shop:
+        shop.search.billed = "billed:search/brave"
+        answers = [await shop.post("search.free", key=f"{number:020d}") for number in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert answers[2].json["quota"] == "billed:search/brave"
+        again = await shop.post("search.free", key=f"{0:020d}")
+        assert (again.status, again.json["replayed"]) == (200, True)
+        shop.search.billed = None
+        assert (await shop.post("search.free", key=f"{4:020d}")).status == 200
+
+
 async def test_a_used_up_free_quota_is_never_turned_into_a_sale(tmp_path: Path) -> None:
     async with open_shop(tmp_path, limits=LIMITS | {"free_search": 0}) as shop:
         headers = paying(await shop.post(key=KEY))
@@ -451,6 +463,7 @@ async def test_what_cannot_run_now_is_not_quoted(tmp_path: Path, body: Any) -> N
         for answer in (unpaid, paid):
             assert (answer.status, answer.code, answer.challenged) == (503, "operation_unavailable", False)
             assert answer.json["reason"] == "unproven"
+            assert int(answer.headers["Retry-After"]) > 0
         assert (shop.bank.verified, await shop.rows("operations")) == (0, 0)
 
 

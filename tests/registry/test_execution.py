@@ -9,6 +9,10 @@ class Echo:
     def admit(self, operation: str, request: object) -> None:
         del operation, request
 
+    def budget(self, operation: str, request: object) -> str | None:
+        del operation, request
+        return None
+
     async def execute(self, work: Work) -> Served:
         return Served({"echo": work.request}, {"attempt": work.attempt})
 

@@ -76,6 +76,7 @@ class Cost:
 
     atomic: int = 0
     basis: str = "no_charge_per_call"
+    billed: bool = False
 
 
 @attrs.frozen
@@ -157,6 +158,11 @@ class LocalAdapter(SearchAdapter, Protocol):
 
 
 Adapter = RemoteAdapter | LocalAdapter
+
+
+def budget_of(adapter: SearchAdapter) -> str | None:
+    """Return the name of the daily budget of free calls that an engine has which bills every call; else None."""
+    return f"billed:{route_id(adapter)}" if adapter.cost.billed else None
 
 
 def route_id(adapter: SearchAdapter) -> str:
