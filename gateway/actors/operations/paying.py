@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 SETTLE_WATCH_AFTER_S = 2.0
 SETTLE_MARGIN_S = 15
 LOOKS_BEFORE_RESETTLING = 5
+LOOKS_BEFORE_GIVING_UP = 5
 UNTRACED_PATIENCE_S = 600
 MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
@@ -81,6 +82,8 @@ async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
             life.failure = AuthorizationUsed("the authorization is spent on chain and has paid nothing")
         case Standing.EXPIRED:
             life.failure = AuthorizationExpiresTooSoon("the authorization has expired")
+        case Standing.UNUSED if "nonce" in reason:
+            return _unverifiable(life, f"the facilitator says {reason}, and the chain shows the nonce unused")
         case Standing.UNUSED:
             life.failure = _meaning(reason)
     life.failure.operation_id = life.operation_id
@@ -170,7 +173,7 @@ async def look(life: Life, around: Surroundings) -> Event:
         case Standing.EXPIRED | Standing.CANCELLED:
             life.failure = SettlementFailed(_why(life.sighting), operation_id=life.operation_id)
             return Event.DEAD
-        case Standing.UNTRACED if _long_dead(life, around):
+        case Standing.UNTRACED if life.looks >= LOOKS_BEFORE_GIVING_UP and _long_dead(life, around):
             life.failure = OperatorNeeded(
                 "the authorization is spent and its transaction cannot be found", operation_id=life.operation_id
             )

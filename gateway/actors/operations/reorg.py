@@ -30,14 +30,16 @@ from gateway.registry.sealing import SealBroken
 log = structlog.get_logger(__name__)
 
 WATCH_BLOCKS = 64
-WATCH_MS = 10 * 60 * 1000
+WATCH_MS = 30 * 60 * 1000
 
 RECENT = """
     SELECT operation_id, epoch, sealed_payment, transaction_hash, block_number, block_hash, receipt FROM operations
-    WHERE ended_at IS NOT NULL AND ended_at > :since AND state = 'receipted' AND settlement = 'settled'
-        AND network = :network AND asset = :asset
-    ORDER BY ended_at LIMIT 10000
+    WHERE ended_at IS NOT NULL
+        AND ended_at > (SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL) - :watched
+        AND receipt IS NOT NULL AND settlement = 'settled' AND network = :network AND asset = :asset
+    ORDER BY ended_at DESC LIMIT 10000
 """
+"""What settled before the node was last seen to work; how long it was down makes no difference."""
 
 
 @attrs.define
@@ -53,7 +55,10 @@ class Watched:
 
 @attrs.define(eq=False)
 class Watch:
-    """The settled payments of the last `WATCH_BLOCKS` blocks; `head` is the last block number seen."""
+    """The settled payments of the last `WATCH_BLOCKS` blocks, each until it was seen to stand that deep.
+
+    `head` is the last block number seen.
+    """
 
     around: Surroundings
     head: Callable[[], int | None]
@@ -65,13 +70,13 @@ class Watch:
             self.watched[life.operation_id] = Watched(life.owner, life.payment, life.settled_in, life.receipt)
 
     async def load(self) -> None:
-        """Watch what settled shortly before this start."""
+        """Watch what settled before the last end: nobody may have looked at it since."""
         around = self.around
         if around.settlement is None:
             return
         asset = around.asset
         found = await around.store.fetch(
-            RECENT, {"since": around.clock_ms() - WATCH_MS, "network": asset.network, "asset": asset.address}
+            RECENT, {"watched": WATCH_MS, "network": asset.network, "asset": asset.address}
         )
         for operation_id, epoch, sealed, transaction, number, block_hash, receipt in found:
             owner = rows.Owner(str(operation_id), around.node, int(epoch or 0))
@@ -91,21 +96,21 @@ class Watch:
         """
         try:
             for block in self._blocks():
+                head = self.head()
                 if block[0].missing or not await self._stands(block[0]):
                     for each in block:
                         await self._see_to(each)
+                elif head is not None and head - block[0].settled.block_number > WATCH_BLOCKS:
+                    for each in block:
+                        self.watched.pop(each.owner.operation_id, None)
         except (ChainUnavailable, ActorError) as error:
             log.info("reorg_watch_undecided", reason=str(error))
 
     def _blocks(self) -> Sequence[Sequence[Watched]]:
-        """Return what is still watched, by the block that it was seen in."""
-        head = self.head()
+        """Return what is watched by the block that it was seen in."""
         blocks: defaultdict[tuple[str, bool], list[Watched]] = defaultdict(list)
-        for operation_id, each in list(self.watched.items()):
-            if head is not None and head - each.settled.block_number > WATCH_BLOCKS and not each.missing:
-                del self.watched[operation_id]
-            else:
-                blocks[each.settled.block_hash, each.missing].append(each)
+        for each in self.watched.values():
+            blocks[each.settled.block_hash, each.missing].append(each)
         return list(blocks.values())
 
     async def _stands(self, each: Watched) -> bool:

@@ -115,7 +115,8 @@ class Chain:
     `verdicts`, `settles` and `looks` are what the next calls do; when they run out, or say `ok` or None, all goes well.
     A look is where a payment is said to stand, or `away`.  A settle is one of
     `ok`, `lost` (mined, the answer is lost), `dropped` (nothing mined, the answer is lost), `unsent`, `refused`,
-    `hang` (nothing mined, no answer) and `slow` (mined at once, answered after a minute).
+    `hang` (nothing mined, no answer), `slow` (mined at once, answered after a minute) and `late` (no answer, and mined
+    after a minute if it is valid then).
     """
 
     now: Callable[[], float]
@@ -130,6 +131,7 @@ class Chain:
     looked: list[Look] = attrs.field(factory=list)
     watched: list[StillStands] = attrs.field(factory=list)
     mined: dict[Key, tuple[str, int, str]] = attrs.field(factory=dict)
+    late: list[tuple[float, Payment]] = attrs.field(factory=list)
     cancelled: set[Key] = attrs.field(factory=set)
     transfers: Counter[Key] = attrs.field(factory=Counter)
     gate: trio.Event | None = None
@@ -185,13 +187,15 @@ class Chain:
         if how == "unsent":
             return Submission(None, "unreachable", sent=False)
         await trio.sleep(self.mining_s)
+        if how == "late":
+            self.late.append((self.now() + 60, payment))
         if how in {"ok", "lost", "slow"} and self.standing(payment) is Standing.UNUSED:
             transaction = self.mine(payment)
             if how == "slow":
                 await trio.sleep(60)
             if how != "lost":
                 return Submission(transaction, "success", sent=True)
-        return Submission(None, "timeout" if how in {"lost", "dropped"} else "transaction_failed", sent=True)
+        return Submission(None, "timeout" if how in {"lost", "dropped", "late"} else "transaction_failed", sent=True)
 
     def mine(self, payment: Payment) -> str:
         """Put the transfer into a block, whoever submitted it."""
@@ -212,6 +216,10 @@ class Chain:
     def standing(self, payment: Payment) -> Standing:
         if payment.key in self.cancelled:
             return Standing.CANCELLED
+        if payment.key not in self.mined and any(
+            each.key == payment.key and when <= self.now() and when < each.valid_before for when, each in self.late
+        ):
+            self.mine(payment)
         if payment.key in self.mined:
             deep = self.head - self.mined[payment.key][1] + 1 >= self.confirmations
             return Standing.PAID if deep else Standing.SHALLOW
@@ -243,6 +251,9 @@ class Executor:
     def admit(self, operation: str, request: Any) -> None:
         return
 
+    def budget(self, operation: str, request: Any) -> str | None:
+        return None
+
     async def execute(self, work: Work) -> Served:
         self.runs.append(work)
         self.running.set()
@@ -261,8 +272,9 @@ class Executor:
 class FaultyStore:
     """The real store with faults in front of it.
 
-    `commits` is what the next commits do: `ok`, `away` (never happened), `lost` (uncertain, and stored) or `unsure`
-    (uncertain, and not stored).  `full` fails every commit that `full` returns True for.
+    `commits` is what the next commits do: `ok`, `away` (never happened), `lost` (uncertain, and stored), `unsure`
+    (uncertain, and not stored) or `slow` (stored at once, answered after some seconds).
+    Every commit fails that `full` returns True for.
     """
 
     real: SqliteStore
@@ -280,6 +292,8 @@ class FaultyStore:
         if how == "unsure":
             raise StoreUncertain("its outcome is unknown")
         done = await self.real.commit(*statements)
+        if how == "slow":
+            await trio.sleep(7)
         if how == "lost":
             raise StoreUncertain("its outcome is unknown")
         return done

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from gateway.actors.operations import Ended, Resolve
+from gateway.actors.operations.paying import MADE
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import Standing, Verdict, Verification
@@ -56,13 +57,20 @@ class FaultyExecutor(Executor):
 
     chance: random.Random = attrs.field(factory=random.Random)
     faulty: bool = True
+    perhaps: set[str] = attrs.field(factory=set)
+    """The operations that a run may have happened for."""
+    repeated: list[Work] = attrs.field(factory=list)
 
     async def execute(self, work: Work) -> Served:
+        if work.operation == ONCE.id and work.operation_id in self.perhaps:
+            self.repeated.append(work)
+        self.perhaps.add(work.operation_id)
         self.runs.append(work)
         await trio.sleep(self.chance.choice([0, 0, 0.1, 1, 4, 11]))
         fate = self.chance.random() if self.faulty else 1.0
         if fate < 0.1:
-            raise ExecutorFailed("down")
+            self.perhaps.discard(work.operation_id)
+            raise ExecutorFailed("not started")
         if fate < 0.13:
             raise ValueError("a defect")
         if fate < 0.16:
@@ -99,7 +107,7 @@ class Buyer:
                 self.burned = True
             except PaymentRequired:
                 if signed is not None:
-                    self.story.refused.append(signed)
+                    self.story.refuse(signed)
                 signed = None
             except PaymentAlreadyBound:
                 signed = None
@@ -120,6 +128,7 @@ class Story:
     executor: FaultyExecutor
     node: Node | None = None
     signed: list[Payment] = attrs.field(factory=list)
+    shared: list[Payment] = attrs.field(factory=list)
     refused: list[Payment] = attrs.field(factory=list)
     by_others: list[Payment] = attrs.field(factory=list)
     served: list[Ended] = attrs.field(factory=list)
@@ -127,6 +136,11 @@ class Story:
 
     def too_old(self, each: Payment) -> bool:
         return each.valid_before < self.scene.clock_ms() / 1000 + DEADLINE_S + MARGIN_S
+
+    def refuse(self, each: Payment) -> None:
+        assert self.scene.chain.standing(each) not in MADE, "asked to pay anew for what is paid"
+        if each not in self.shared:
+            self.refused.append(each)
 
     def sign(self, payer: str) -> Payment:
         made = payment(payer=payer)
@@ -146,6 +160,7 @@ class Story:
                 made.append(Buyer(self, key, what, payer))
             if what.paid and chance.random() < 0.3:  # one payment for two keys
                 buyer.shares = self.sign(payer)
+                self.shared.append(buyer.shares)
                 made.append(Buyer(self, key + "-again", what, payer, buyer.shares))
         return made
 
@@ -174,7 +189,7 @@ class Story:
 
     def trouble(self) -> None:
         chance, chain = self.chance, self.scene.chain
-        hows = ["ok"] * 8 + ["lost", "slow", "dropped", "unsent", "refused", "hang"]
+        hows = ["ok"] * 8 + ["lost", "slow", "dropped", "unsent", "refused", "hang", "late"]
         chain.settles.extend(chance.choices(hows, k=300))
         chain.looks.extend(chance.choices(["ok"] * 10 + ["away"], k=1000))
         verdicts = [None] * 10 + [
@@ -188,7 +203,7 @@ class Story:
         """Run a node for a while; it is killed, or drains."""
         async with self.scene.node(grace=grace, payer_hold_s=60.0) as node:
             if not self.over:
-                faults = ["ok"] * 30 + ["away", "lost", "unsure"]
+                faults = ["ok"] * 30 + ["away", "lost", "unsure", "slow"]
                 node.store.commits.extend(self.chance.choices(faults, k=500))
             self.node = node
             try:
@@ -235,6 +250,7 @@ class Story:
 
     def judge(self, buyers: list[Buyer]) -> None:
         chain = self.scene.chain
+        assert self.executor.repeated == [], "a run was repeated that must not be"
         unserved = [each for each in buyers if each.result is None and not each.burned]
         assert unserved == [], "a buyer was never served"
         for key in {each.key for each in buyers}:

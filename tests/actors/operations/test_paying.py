@@ -174,6 +174,18 @@ async def test_whatever_a_settlement_answers_the_payer_pays_once_and_gets_the_re
     assert (len(scene.executor.runs), scene.chain.transfers[paid_by.key]) == (1, 1)
 
 
+async def test_a_transaction_that_is_mined_long_after_its_answer_was_lost_still_counts(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    scene.chain.settles.extend(["late", *["dropped"] * 30])
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, order(paid_by=paid_by))), SettlementPending)
+        await until(lambda: receipted(node))
+        assert trio.current_time() >= 60
+    assert set(map(str, scene.chain.submitted)) == {str(paid_by)}
+
+
 async def receipted(node: Node) -> bool:
     return bool(await node.only("state") == "receipted")
 

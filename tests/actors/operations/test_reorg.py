@@ -98,6 +98,20 @@ async def test_a_restarted_node_still_watches(scene: Scene, autojump_clock: Mock
         await until(lambda: transaction_is(node, scene.chain.mined[paid_by.key][0]))
 
 
+async def test_a_node_that_was_down_for_long_looks_once_at_what_it_had_settled(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment(valid_for_s=3 * 3600)
+    async with scene.node() as node:
+        await node.call(order(paid_by=paid_by))
+    scene.chain.reorganise(paid_by)
+    scene.chain.head += 5000
+    await trio.sleep(2 * 3600)
+    async with scene.node() as node:
+        await until(lambda: scene.chain.mined)
+        await until(lambda: transaction_is(node, scene.chain.mined[paid_by.key][0]))
+
+
 async def test_a_chain_that_cannot_be_read_alarms_nobody(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.node() as node:
         await node.call(order(paid_by=payment()))
