@@ -335,6 +335,35 @@ async def test_34_synthesis_is_refused_before_any_claim(shop: Shop, payer: Accou
     assert node.rows() == before
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "content", "more"),
+    [
+        (400, "idempotency_key_invalid", b"{}", [("Idempotency-Key", "another-key-of-the-same-request")]),
+        (413, "content_too_large", b'{"query":"' + b"x" * 70_000 + b'"}', []),
+        (415, "unsupported_media_type", b"query=x", [("Content-Type", "application/x-www-form-urlencoded")]),
+    ],
+)
+async def test_34_a_request_that_cannot_be_taken_is_refused_whoever_pays(
+    shop: Shop,
+    payer: Account,
+    node: NodeProcess,
+    status: int,
+    code: str,
+    content: bytes,
+    more: list[tuple[str, str]],
+) -> None:
+    credential = (await shop.order(payer)).credential
+    before, calls = node.rows(), await Calls.from_now(shop)
+    sent = json.dumps(body()).encode() if content == b"{}" else content
+    media = [] if any(name == "Content-Type" for name, _ in more) else [("Content-Type", "application/json")]
+    headers = [("Idempotency-Key", fresh_key()), *media, *more, *credential.items()]
+    answer = await shop.client.post(f"{shop.url}{PAID}", content=sent, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert not carries_challenge(answer)
+    assert node.rows() == before
+    assert await calls.of("verify", "settle", "search") == NOTHING
+
+
 async def raw(node: NodeProcess, request: bytes) -> bytes:
     """Send bytes as they are and return the whole answer."""
     stream = await trio.open_tcp_stream("127.0.0.1", node.port)
