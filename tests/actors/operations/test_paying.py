@@ -93,6 +93,17 @@ async def test_a_refusal_that_the_chain_cannot_explain_is_no_refusal(scene: Scen
         assert isinstance(await node.call(made), Ended)
 
 
+async def test_a_refusal_that_the_chain_contradicts_asks_for_no_other_payment(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.verdicts.append(refused("invalid_exact_evm_nonce_already_used"))
+    made = order(paid_by=payment())
+    async with scene.node() as node:
+        with pytest.raises(FacilitatorUnavailable):
+            await node.call(made)
+        assert isinstance(await node.call(made), Ended)
+
+
 async def test_a_payment_that_somebody_else_submitted_is_served_once_and_not_submitted_again(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
