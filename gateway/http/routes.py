@@ -75,18 +75,21 @@ def _serve(pipeline: Pipeline) -> Serve:
         began = time.perf_counter()
         status = CLIENT_GONE
         told: Mapping[str, str | None] = {}
+        tell = log.info
         try:
             answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
             status, told = 200, {"operationId": answer.operation_id}
             return 200, dict(answer.headers), answer.body
         except errors.GatewayError as failure:
+            if failure.code == errors.PaymentRequired.code:
+                tell = log.debug  # a question for the price changes nothing; the metrics count it
             status, told = failure.status, {"code": failure.code, "operationId": failure.operation_id}
             raise
         except Exception:
             status = 500
             raise
         finally:
-            log.info("request", method="POST", path=path, status=status, ms=_ms_since(began), **told)
+            tell("request", method="POST", path=path, status=status, ms=_ms_since(began), **told)
 
     return serve
 
