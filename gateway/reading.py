@@ -75,6 +75,10 @@ class StoreInReading:
         """See `Store.fetch_many`."""
         return self.read(queries)
 
+    async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `Store.look_up`."""
+        return self.read(queries)
+
     def read(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         """Return the rows of each query, all from one snapshot; raises `StatementFailed`."""
         results: list[list[Row]] = []

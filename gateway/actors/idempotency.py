@@ -175,7 +175,7 @@ async def _serve(letters: Sequence[Letter[Message]], store: Store) -> None:
         queries += asked
         spans.append(len(asked))
     try:
-        found = await store.fetch_many(queries)
+        found = await store.look_up(queries)
     except StoreUnavailable as error:
         for letter in letters:
             letter.refuse(type(error)(error.detail, extra=error.extra, retry_after=error.retry_after))

@@ -46,6 +46,9 @@ class Watched:
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         return await self.engine.fetch(sql, parameters)
 
+    async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        return await self.fetch_many(queries)
+
     async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         self.snapshots += 1
         await self.gate.wait()

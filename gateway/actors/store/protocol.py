@@ -83,6 +83,10 @@ class Store(Protocol):
         """The rows of each query, all from one snapshot.  Raises `StatementFailed` or `StoreUnavailable`."""
         ...
 
+    async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """The same for queries that each find a few rows by an index, on the road of every request."""
+        ...
+
 
 @attrs.frozen
 class StoreHealth:

@@ -84,6 +84,14 @@ class SqliteFile:
         self._identity: tuple[int, int] | None = None
         self._log_identity: tuple[int, int] | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the database file; 0 where it is gone, which the next read finds out."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
     def open(self, migrations: Traversable, now_ms: Callable[[], int]) -> sqlite3.Connection:
         """Claim, check and migrate the file, creating it where it is missing; return the writer's connection.
 

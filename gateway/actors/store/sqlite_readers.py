@@ -39,6 +39,11 @@ class Readers:
         self._give_back(connection)
         return results
 
+    @property
+    def size(self) -> int:
+        """Bytes of the database file."""
+        return self._file.size
+
     def open(self) -> None:
         """Serve, again if it was closed."""
         with self._guard:

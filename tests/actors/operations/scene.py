@@ -301,6 +301,9 @@ class FaultyStore:
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         return await self.real.fetch(sql, parameters)
 
+    async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        return await self.fetch_many(queries)
+
     async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         return await self.real.fetch_many(queries)
 

@@ -224,19 +224,23 @@ class TestReading:
         async with trio.open_nursery() as nursery:
             for _ in range(100):
                 nursery.start_soon(partial(store.commit, moved("alice", -1), moved("bob", 1)))
-            for _ in range(20):
-                answers = await store.fetch_many([(query, {"name": "alice"}), (query, {"name": "bob"})])
+            for number in range(20):
+                read = store.look_up if number % 2 else store.fetch_many
+                answers = await read([(query, {"name": "alice"}), (query, {"name": "bob"})])
                 (((alice,),), ((bob,),)) = answers
                 assert cast("int", alice) + cast("int", bob) == 1000
 
     async def test_no_queries_have_no_answers(self, store: Store) -> None:
         assert await store.fetch_many([]) == []
+        assert await store.look_up([]) == []
 
     async def test_a_wrong_query_is_named_and_spoils_no_later_read(self, store: Store) -> None:
         for _ in range(10):
             with pytest.raises(StatementFailed) as caught:
                 await store.fetch_many([("SELECT 1", {}), ("SELECT nothing FROM nowhere", {})])
             assert caught.value.index == 1
+            with pytest.raises(StatementFailed):
+                await store.look_up([("SELECT nothing FROM nowhere", {})])
         assert await store.fetch("SELECT 1") == [(1,)]
 
     async def test_a_read_cannot_write(self, store: Store) -> None:

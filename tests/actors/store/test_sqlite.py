@@ -267,6 +267,25 @@ class TestDistress:
                 gate.opened.set()
             assert caught.value.extra == {"reason": "overloaded"}
 
+    async def test_a_look_up_changes_threads_only_where_the_file_is_large(
+        self, path: Path, migrations: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads = 0
+
+        async def counted(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+            nonlocal threads
+            threads += 1
+            return await in_thread(work, limiter)
+
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=counted) as store:
+            await store.commit(count("one"))
+            before = threads
+            assert await store.look_up([("SELECT name FROM counters", {})]) == [[("one",)]]
+            assert threads == before
+            monkeypatch.setattr("gateway.actors.store.sqlite._IN_LOOP_BYTES", 0)
+            assert await store.look_up([("SELECT name FROM counters", {})]) == [[("one",)]]
+            assert threads == before + 1
+
     async def test_a_probe_writes_unless_something_was_just_written(self, path: Path, migrations: Path) -> None:
         groups: list[Committed | StoreHealth] = []
         async with (
