@@ -136,7 +136,8 @@ async def quota(
         " ORDER BY window_start",
         {"since": clock_ms() - longest_ms},
     ):
-        if name in policies:
+        policy = policies.get(str(name))
+        if policy is not None and clock_ms() - int(opened or 0) < policy.window_s * 1000:
             counters.windows[str(name), str(caller)] = _Window(int(opened or 0), int(used or 0), dirty=False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_keep_flushing, counters, store)
@@ -166,8 +167,7 @@ async def _flush(counters: _Counters, store: Store) -> None:
         del counters.windows[key]
     dirty = [key for key, window in counters.windows.items() if window.dirty]
     steps = [dirty[start : start + FLUSH_AT_ONCE] for start in range(0, len(dirty), FLUSH_AT_ONCE)]
-    oldest = now - max(policy.window_s for policy in counters.policies.values()) * 1000
-    drop = Statement("DELETE FROM quota_counters WHERE window_start <= :oldest", {"oldest": oldest})
+    drops = [_drop(policy, now) for policy in counters.policies.values()]
     for keys in steps or ([[]] if ended else []):
         written = {key: counters.windows[key] for key in keys if key in counters.windows}
         counters_now = [_counter(*key, window) for key, window in written.items()]
@@ -175,7 +175,7 @@ async def _flush(counters: _Counters, store: Store) -> None:
             window.dirty = False
         done = False
         try:
-            await store.commit(*counters_now, drop)
+            await store.commit(*counters_now, *drops)
             done = True
         except StoreUnavailable as error:
             log.warning("quota_flush_failed", reason=error.detail)
@@ -183,6 +183,13 @@ async def _flush(counters: _Counters, store: Store) -> None:
         finally:
             for window in written.values():
                 window.dirty = window.dirty or not done
+
+
+def _drop(policy: Policy, now: int) -> Statement:
+    return Statement(
+        "DELETE FROM quota_counters WHERE quota = :quota AND window_start <= :oldest",
+        {"quota": policy.name, "oldest": now - policy.window_s * 1000},
+    )
 
 
 def _counter(policy: str, caller: str, window: _Window) -> Statement:
