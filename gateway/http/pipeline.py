@@ -23,7 +23,8 @@ from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
 from gateway.actors.settlement import SettlementPath
 from gateway.errors import GatewayError
 from gateway.http.answer import Outgoing, outgoing
-from gateway.http.asked import Asked, Incoming, Reader
+from gateway.http.asked import Incoming, Reader
+from gateway.http.call import KEY_HEADER, Call
 from gateway.http.challenge import Quoting, own
 from gateway.http.lanes import Lanes, Turn
 from gateway.http.request_headers import CallerAddress
@@ -33,7 +34,7 @@ from gateway.registry.operation import Operation
 from gateway.registry.payment.checks import check
 from gateway.registry.payment.quote import Quote, QuoteSecrets
 from gateway.registry.payment.terms import Credential, Terms
-from gateway.registry.sealing import KeyName, Naming
+from gateway.registry.sealing import Naming
 
 __all__ = ["Incoming", "Node", "Outgoing", "Pipeline"]
 
@@ -44,7 +45,6 @@ WHOLE_NODE = "node"
 """The caller that node-wide budgets are counted on."""
 RETRY_AFTER_S = 2.0
 LOOK_AGAIN_S = 0.1
-KEY_HEADER = "Idempotency-Key"
 
 
 def new_key() -> str:
@@ -72,33 +72,6 @@ class Node:
     lanes: Lanes = attrs.field(factory=Lanes)
 
 
-@attrs.frozen
-class Call:
-    """A request with the names that it goes by; `told_key` is the key that was made for a caller without one."""
-
-    asked: Asked
-    names: tuple[tuple[KeyName, ...], ...]
-    told_key: str | None
-    network_names: tuple[str, ...]
-    payer_names: tuple[str, ...]
-    authorization: tuple[int, str, str, str] | None
-
-    @property
-    def lane(self) -> list[tuple[str, str]]:
-        """What keeps it apart from others with the same key."""
-        return [(versions[0].hmac, self.asked.valid.request_hash) for versions in self.names]
-
-    @property
-    def callers(self) -> tuple[str, ...]:
-        """The names of the caller under the current pepper."""
-        return (*self.network_names[:1], *self.payer_names[:1])
-
-    @property
-    def more_headers(self) -> dict[str, str]:
-        """The key that the caller is told."""
-        return {} if self.told_key is None else {KEY_HEADER: self.told_key}
-
-
 @attrs.frozen(eq=False)
 class Pipeline:
     """The road of one operation."""
@@ -120,7 +93,8 @@ class Pipeline:
     async def call(self, incoming: Incoming) -> Outgoing:
         """Take a request down the road; raises the `GatewayError` that is the answer where it is no 200."""
         asked = self.reader.read(incoming)
-        call = self._named(asked)
+        node = self.node
+        call = Call.of(asked, node.naming, made_key=None if self.operation.paid else node.new_key)
         try:
             if self.operation.paid and asked.credential is None:
                 return await self._quote(call)
@@ -129,30 +103,6 @@ class Pipeline:
             if failure.status >= 500 and failure.retryable and failure.retry_after is None:
                 failure.retry_after = RETRY_AFTER_S
             raise
-
-    def _named(self, asked: Asked) -> Call:
-        """Return the names of the operation: the caller's key, and the payment-identifier of x402."""
-        naming, credential = self.node.naming, asked.credential
-        spoken: list[str] = [] if asked.key is None else [asked.key]
-        told_key = None
-        if asked.key is None and not self.operation.paid:
-            told_key = self.node.new_key()
-            spoken.append(told_key)
-        if asked.key is None and asked.quote is not None and not asked.quote.example:
-            made = naming.generated_keys(asked.quote.quote_id)
-            told_key = made[0]
-            spoken += made
-        if credential is not None and credential.payment_id is not None:
-            spoken.append(credential.payment_id)
-        payer = credential.payer if credential else None
-        return Call(
-            asked,
-            tuple(naming.names(each, asked.network) for each in dict.fromkeys(spoken)),
-            told_key,
-            naming.network_names(asked.network),
-            naming.payer_names(payer) if payer else (),
-            credential.authorization_key() if credential else None,
-        )
 
     # -- 4: the key --------------------------------------------------------------------------------------------------
 

@@ -175,6 +175,24 @@ async def test_windows_that_ended_leave_memory_and_store(tmp_path: Path) -> None
         assert (counters.windows, await store.fetch("SELECT * FROM quota_counters")) == ({}, [])
 
 
+async def test_a_long_window_keeps_no_short_ones(tmp_path: Path) -> None:
+    clock = Clock()
+    policies = POLICIES | {"daily": Policy("daily", 5, window_s=86_400)}
+    async with counting(tmp_path, clock, policies) as (ref, store):
+        await spent(ref, "daily", times=5)
+        await spent(ref, times=3)
+        counters = module._Counters(policies, clock)
+        counters.spend(policies["free"], "b")
+        await module._flush(counters, store)
+        clock.now += 60_000
+        await module._flush(counters, store)
+        assert await store.fetch("SELECT quota, caller FROM quota_counters") == []
+    async with counting(tmp_path, clock, policies) as (ref, store):
+        assert await store.fetch("SELECT quota, caller, used FROM quota_counters") == [("daily", "a", 5)]
+        assert await spent(ref, "daily") == [False]
+        assert await spent(ref) == [True]
+
+
 async def test_a_store_that_is_away_gets_the_counts_later(tmp_path: Path) -> None:
     clock = Clock()
     counters = module._Counters(POLICIES, clock)

@@ -1,0 +1,67 @@
+"""The names that a request goes by: what its operation is known by, and who calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from gateway.http.asked import Asked
+from gateway.registry.sealing import KeyName, Naming
+
+KEY_HEADER = "Idempotency-Key"
+
+
+@attrs.frozen
+class Call:
+    """A request with the names that it goes by; `told_key` is the key that was made for a caller without one."""
+
+    asked: Asked
+    names: tuple[tuple[KeyName, ...], ...]
+    told_key: str | None
+    network_names: tuple[str, ...]
+    payer_names: tuple[str, ...]
+    authorization: tuple[int, str, str, str] | None
+
+    @classmethod
+    def of(cls, asked: Asked, naming: Naming, *, made_key: Callable[[], str] | None) -> Call:
+        """Name a request: by the caller's key, or one that is made for it, and by the payment-identifier of x402.
+
+        A paid request without a key goes by the key of the quote that it pays; a free one by what `made_key` makes.
+        """
+        credential, quote = asked.credential, asked.quote
+        spoken: list[str] = []
+        told_key = None
+        if asked.key is not None:
+            spoken.append(asked.key)
+        elif made_key is not None:
+            spoken.append(told_key := made_key())
+        elif quote is not None and not quote.example:
+            spoken += naming.generated_keys(quote.quote_id)
+            told_key = spoken[0]
+        if credential is not None and credential.payment_id is not None:
+            spoken.append(credential.payment_id)
+        payer = credential.payer if credential else None
+        return cls(
+            asked,
+            tuple(naming.names(each, asked.network) for each in dict.fromkeys(spoken)),
+            told_key,
+            naming.network_names(asked.network),
+            naming.payer_names(payer) if payer else (),
+            credential.authorization_key() if credential else None,
+        )
+
+    @property
+    def lane(self) -> list[tuple[str, str]]:
+        """What keeps it apart from others with the same key."""
+        return [(versions[0].hmac, self.asked.valid.request_hash) for versions in self.names]
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        """The names of the caller under the current pepper."""
+        return (*self.network_names[:1], *self.payer_names[:1])
+
+    @property
+    def more_headers(self) -> dict[str, str]:
+        """The key that the caller is told."""
+        return {} if self.told_key is None else {KEY_HEADER: self.told_key}
