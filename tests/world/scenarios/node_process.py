@@ -24,7 +24,7 @@ from gateway.world.world import World
 
 START_S = 60.0
 PATIENT = {"free_search": 100_000, "unpaid_quotes": 100_000, "paid": 100_000}
-QUICK = {"verify_timeout_s": 1, "settle_timeout_s": 2, "settle_wait_s": 1}
+QUICK = {"verify_timeout_s": 2, "settle_timeout_s": 4, "settle_wait_s": 3}
 TABLES = (
     "operations",
     "operation_events",
