@@ -32,7 +32,6 @@ def operation(operation_id: str, at: int, **columns: Any) -> Statement:
         "epoch": 1,
         "attempt": 1,
         "node": "node-1",
-        "lease_until": at,
         "funding": "paid",
         "request_hash": "sha256:" + "0" * 64,
         "sealed_request": b"sealed",

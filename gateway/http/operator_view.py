@@ -43,9 +43,8 @@ COLUMNS = (
     "claimed_at",
     "executed_at",
     "ended_at",
-    "lease_until",
 )
-MOMENTS = frozenset({"claimed_at", "executed_at", "ended_at", "lease_until"})
+MOMENTS = frozenset({"claimed_at", "executed_at", "ended_at"})
 GROUPS: Mapping[str, str] = {
     "open": "ended_at IS NULL",
     "settling": "ended_at IS NULL AND state = 'executed'",

@@ -81,8 +81,8 @@ def commit_alone(connection: sqlite3.Connection, statements: Sequence[Statement]
 
 @pytest.mark.benchmark
 async def test_group_commit_is_at_least_four_times_one_transaction_a_request(tmp_path: Path, migrations: Path) -> None:
-    file = SqliteFile(tmp_path / "alone.db")
-    connection = file.open(migrations, lambda: 0)
+    file = SqliteFile(tmp_path / "alone.db", "node-1", lambda: 0)
+    connection = file.open(migrations)
     one_thread = trio.CapacityLimiter(1)
 
     async def alone(statements: Sequence[Statement]) -> None:

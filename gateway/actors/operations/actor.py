@@ -15,7 +15,7 @@ import trio
 from ulid import ULID
 
 from gateway.actors.operations import rows
-from gateway.actors.operations.claiming import LEASE_MS, claim
+from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.exposure import Limits, Unsettled
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, plain_output
 from gateway.actors.operations.life import Event, State
@@ -227,7 +227,6 @@ class Desk:
             found = await around.store.fetch(
                 rows.OPEN,
                 {
-                    "now": around.clock_ms(),
                     "node": around.node,
                     "network": network,
                     "asset": around.asset.address,
@@ -252,7 +251,7 @@ class Desk:
         self.rest(operation_id, RECONCILE_EVERY_S)
         try:
             told, epoch = await rows.history(around.store, operation_id)
-            await around.store.commit(rows.take_over(owner, lease_until=around.clock_ms() + LEASE_MS))
+            await around.store.commit(rows.take_over(owner))
             try:
                 life, first = recover(
                     row, owner, around, self.table, self.structure, told=told, tries=owner.epoch - epoch

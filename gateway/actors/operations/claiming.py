@@ -26,8 +26,6 @@ from gateway.errors import (
 from gateway.registry.execution import Served
 from gateway.registry.sealing import SealBroken, new_data_key, seal
 
-LEASE_MS = 60_000
-
 
 async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     """Commit the claim; raises the `GatewayError` that a lost race, a payer on hold or a store at fault means."""
@@ -169,7 +167,7 @@ def next_claim(
     update = Statement(
         """
         UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
-            lease_until = :lease_until, node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
+            node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
             network = :network, asset = :asset, amount = :amount, pay_to = :pay_to, protocol = :protocol,
             payer = :payer, nonce = :nonce, valid_before = :valid_before, challenge_id = :challenge_id,
             sealed_payment = :sealed_payment, settlement = :settlement, transaction_hash = NULL, block_number = NULL,
@@ -182,7 +180,6 @@ def next_claim(
             "epoch": owner.epoch,
             "attempt": attempt,
             "node": owner.node,
-            "lease_until": now + LEASE_MS,
             "node_wrap": sealed.node_wrap,
             **_payment_columns(payment, sealed),
         },
@@ -201,10 +198,10 @@ def next_claim(
 def _insert_operation(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, now: int) -> Statement:
     return Statement(
         """
-        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, lease_until, funding,
+        INSERT INTO operations (operation_id, operation, state, epoch, attempt, node, funding,
             request_hash, sealed_request, node_wrap, quote_id, price_version, network, asset, amount, pay_to,
             protocol, payer, nonce, valid_before, challenge_id, sealed_payment, settlement, claimed_at)
-        VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :lease_until, :funding, :request_hash,
+        VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :funding, :request_hash,
             :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol,
             :payer, :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
         """,
@@ -213,7 +210,6 @@ def _insert_operation(owner: rows.Owner, order: Order, payment: Payment | None, 
             "operation": order.operation.id,
             "epoch": owner.epoch,
             "node": owner.node,
-            "lease_until": now + LEASE_MS,
             "funding": "free" if payment is None else "paid",
             "request_hash": order.request_hash,
             "sealed_request": sealed.request,

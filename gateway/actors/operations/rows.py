@@ -28,6 +28,10 @@ class Owner:
     epoch: int
 
 
+_NOBODYS = """(node = :node OR NOT EXISTS (
+    SELECT 1 FROM nodes n WHERE n.node = operations.node AND n.lease_until >= :store_ms))"""
+
+
 @attrs.frozen
 class Happening:
     """One entry of the operation's history; `at` is milliseconds since 1970."""
@@ -37,14 +41,17 @@ class Happening:
     note: str | None = None
 
 
-def take_over(owner: Owner, *, lease_until: int) -> Statement:
-    """Return the statement that makes `owner` the owner of an open operation of the epoch before."""
+def take_over(owner: Owner) -> Statement:
+    """Return the statement that makes `owner` the owner of an open operation of the epoch before.
+
+    It must be the node's own (a crash left it), or its node must have lost its lease.
+    """
     return Statement(
-        """
-        UPDATE operations SET epoch = :epoch, node = :node, lease_until = :lease_until
-        WHERE operation_id = :operation_id AND epoch = :epoch - 1 AND ended_at IS NULL
-        """,
-        {"operation_id": owner.operation_id, "epoch": owner.epoch, "node": owner.node, "lease_until": lease_until},
+        f"""
+        UPDATE operations SET epoch = :epoch, node = :node
+        WHERE operation_id = :operation_id AND epoch = :epoch - 1 AND ended_at IS NULL AND {_NOBODYS}
+        """,  # noqa: S608 - a constant of this module
+        {"operation_id": owner.operation_id, "epoch": owner.epoch, "node": owner.node},
         rows=1,
     )
 
@@ -294,13 +301,13 @@ def postings(entries: Sequence[Entry]) -> list[Statement]:
     ]
 
 
-OPEN = """
+OPEN = f"""
     SELECT operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap, sealed_payment,
         sealed_output, look_from_block, result_hash, route, executed_at
-    FROM operations WHERE ended_at IS NULL AND (lease_until < :now OR node = :node)
+    FROM operations WHERE ended_at IS NULL AND {_NOBODYS}
         AND (funding = 'free' OR (network = :network AND asset = :asset))
-    ORDER BY lease_until, operation_id LIMIT :limit
-"""
+    ORDER BY operation_id LIMIT :limit
+"""  # noqa: S608 - a constant of this module
 """Open operations that this node may take on: its own and those of nobody; paid ones on the chain that it is on."""
 
 

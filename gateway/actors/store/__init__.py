@@ -5,7 +5,7 @@ that a later look must tell.
 """
 
 from gateway.actors.store.errors import Conflict, Reason, StatementFailed, StoreRefused, StoreUncertain
-from gateway.actors.store.protocol import Engine, Row, Statement, Store, StoreHealth, Value
+from gateway.actors.store.protocol import Engine, Membership, NodeStore, Row, Statement, Store, StoreHealth, Value
 from gateway.actors.store.sqlite import Committed, open_sqlite
 from gateway.errors import StoreUnavailable
 
@@ -13,6 +13,8 @@ __all__ = [
     "Committed",
     "Conflict",
     "Engine",
+    "Membership",
+    "NodeStore",
     "Reason",
     "Row",
     "Statement",

@@ -7,9 +7,11 @@ the same conformance suite, `tests/actors/store/test_protocol.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import attrs
+import trio
 
 from gateway.actors.store.errors import Reason
 
@@ -18,6 +20,12 @@ Value = str | int | bytes | None
 
 Row = tuple[Value, ...]
 """One row, its columns in the order of the SELECT or RETURNING list."""
+
+STORE_CLOCK = "store_ms"
+"""`:store_ms` in any statement or query is the store's own clock in milliseconds since 1970: one clock for all nodes.
+
+The engine binds it; nobody passes it.
+"""
 
 _INT_BOUND = 2**63
 
@@ -97,7 +105,37 @@ class StoreHealth:
     since: float
 
 
-class Engine(Store, Protocol):
+@attrs.frozen
+class Membership:
+    """A node's place in the table `nodes`: its name, and the epoch that it is joined under."""
+
+    node: str
+    epoch: int
+
+
+class NodeStore(Store, Protocol):
+    """A store as the actors of a node see it that several nodes may share: with this node's membership."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other nodes may write to it at the same time."""
+        ...
+
+    @property
+    def membership(self) -> Membership:
+        """As what this node is joined; another epoch once its lease has run out and it joined anew."""
+        ...
+
+    def tell(self, *topics: str) -> None:
+        """Wake who hears of these topics, on this node and, soon, on the others; best effort, never blocks."""
+        ...
+
+    def hear(self, topic: str) -> AbstractContextManager[trio.Event]:
+        """An event that is set once the topic is told.  It only shortens a wait: who hears looks again in any case."""
+        ...
+
+
+class Engine(NodeStore, Protocol):
     """A store as its owner sees it: with its health."""
 
     @property

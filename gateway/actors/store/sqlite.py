@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -21,10 +21,11 @@ import trio
 from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
 from gateway.actors.store import schema
 from gateway.actors.store.errors import Failure, Reason
-from gateway.actors.store.protocol import Row, Statement, StoreHealth, Value, checked
+from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
 from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile
 from gateway.actors.store.sqlite_readers import Readers
 from gateway.actors.store.sqlite_writer import Result, Writer
+from gateway.actors.store.topics import Topics
 from gateway.errors import StoreUnavailable
 
 _GROUP = 256
@@ -76,6 +77,7 @@ async def open_sqlite(
     runtime: Runtime,
     path: Path | str,
     *,
+    node: str = "node-1",
     migrations: Traversable | None = None,
     readers: int = 4,
     observe: Observe = lambda _event: None,
@@ -84,13 +86,13 @@ async def open_sqlite(
 ) -> AsyncIterator[SqliteStore]:
     """Open the database file, creating and migrating it, and start its writer as the actor "store".
 
-    `path` is the file, whose directory exists; `migrations` are those of this release unless given; `observe` hears of
-    every group and of every change of health.  The file stays open after the block, until the runtime has stopped the
-    actor: actors that drain still commit.  Raises StoreRefused.
+    `path` is the file, whose directory exists; `node` is this node's name; `migrations` are those of this release
+    unless given; `observe` hears of every group and of every change of health.  The file stays open
+    after the block, until the runtime has stopped the actor: actors that drain still commit.  Raises StoreRefused.
     """
-    file = SqliteFile(Path(path))
+    file = SqliteFile(Path(path), node, lambda: int(now() * 1000))
     writing = trio.CapacityLimiter(1)
-    opening = partial(file.open, schema.shipped() if migrations is None else migrations, lambda: int(now() * 1000))
+    opening = partial(file.open, schema.shipped() if migrations is None else migrations)
     writer = Writer(file, await run(opening, writing))
     actor = _WriterActor(file, writer, Readers(file), writing, run, _Pulse(now, observe), observe)
     try:
@@ -98,7 +100,7 @@ async def open_sqlite(
     except BaseException:
         actor.leave()
         raise
-    yield SqliteStore(ref, actor.readers, trio.CapacityLimiter(readers), run, actor.pulse)
+    yield SqliteStore(ref, actor.readers, trio.CapacityLimiter(readers), run, actor.pulse, file.membership)
 
 
 @final
@@ -106,13 +108,21 @@ class SqliteStore:
     """The `Engine` on one SQLite file; made by `open_sqlite`."""
 
     def __init__(
-        self, writer: Ref[_Commit], readers: Readers, reading: trio.CapacityLimiter, run: Run, pulse: _Pulse
+        self,
+        writer: Ref[_Commit],
+        readers: Readers,
+        reading: trio.CapacityLimiter,
+        run: Run,
+        pulse: _Pulse,
+        membership: Membership,
     ) -> None:
         self._writer = writer
         self._readers = readers
         self._reading = reading
         self._run = run
         self._pulse = pulse
+        self._membership = membership
+        self._topics = Topics()
 
     async def commit(self, *statements: Statement) -> list[list[Row]]:
         """See `Store.commit`; waits up to 30 seconds."""
@@ -145,6 +155,24 @@ class SqliteStore:
         except FileUnusable as unusable:
             self._pulse.read_failed(unusable.failure)
             raise unusable.failure.error() from unusable
+
+    def tell(self, *topics: str) -> None:
+        """See `NodeStore.tell`; there is no other node."""
+        self._topics.wake(topics)
+
+    def hear(self, topic: str) -> AbstractContextManager[trio.Event]:
+        """See `NodeStore.hear`."""
+        return self._topics.hear(topic)
+
+    @property
+    def shared(self) -> bool:
+        """A file has one node."""
+        return False
+
+    @property
+    def membership(self) -> Membership:
+        """As what this node is joined."""
+        return self._membership
 
     @property
     def health(self) -> StoreHealth:

@@ -9,13 +9,15 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from gateway import __version__
 from gateway.actors.store import schema
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
+from gateway.actors.store.protocol import STORE_CLOCK, Membership, Value
 
 _BUSY_TIMEOUT_S = 5.0
 _CACHED_STATEMENTS = 256
@@ -33,6 +35,14 @@ PRAGMA checkpoint_fullfsync = ON;
 PRAGMA wal_autocheckpoint = 1000;
 PRAGMA journal_size_limit = 67108864;
 PRAGMA cache_size = -8192;
+"""
+
+# The lease of a file's only node never runs out.
+_JOIN = """
+INSERT INTO nodes (node, epoch, lease_until, step, joined_at, release) VALUES (?, 1, 9223372036854775807, 0, ?, ?)
+ON CONFLICT (node) DO UPDATE SET epoch = nodes.epoch + 1, lease_until = excluded.lease_until, step = 0,
+    joined_at = excluded.joined_at, release = excluded.release
+RETURNING epoch
 """
 
 _REASONS = {
@@ -77,8 +87,10 @@ class FileUnusable(Exception):
 class SqliteFile:
     """A database file that this process alone writes; `<path>.lock` is held from `claim` to `release`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, node: str, now_ms: Callable[[], int]) -> None:
         self.path = path.absolute()
+        self.membership = Membership(node, 0)
+        self.now_ms = now_ms
         self._lock: int | None = None
         self._log_path = self.path.with_name(self.path.name + "-wal")
         self._identity: tuple[int, int] | None = None
@@ -92,8 +104,8 @@ class SqliteFile:
         except OSError:
             return 0
 
-    def open(self, migrations: Traversable, now_ms: Callable[[], int]) -> sqlite3.Connection:
-        """Claim, check and migrate the file, creating it where it is missing; return the writer's connection.
+    def open(self, migrations: Traversable) -> sqlite3.Connection:
+        """Claim, check and migrate the file, creating it where it is missing, and join; return the writer's connection.
 
         Raises StoreRefused, and then holds nothing.
         """
@@ -105,9 +117,9 @@ class SqliteFile:
             try:
                 with self._refusing("it failed the check at opening"):
                     self._check(connection)
-                self._migrate(connection, schema.load(migrations, "sqlite"), now_ms)
+                self._migrate(connection, schema.load(migrations, "sqlite"))
                 with self._refusing("it cannot be written"):
-                    touch(connection)
+                    self._join(connection)
                 self._remember()  # the log of a new file was made by its first commit
             except BaseException:
                 connection.close()
@@ -231,25 +243,36 @@ class SqliteFile:
                 self.path, "it is another program's database", "Name a file of the node's own in [store] url"
             )
 
-    def _migrate(
-        self, connection: sqlite3.Connection, migrations: tuple[schema.Migration, ...], now_ms: Callable[[], int]
-    ) -> None:
+    def bound(self, sql: str, parameters: Mapping[str, Value]) -> Mapping[str, Value]:
+        """The parameters with the store's clock, where the SQL asks for it."""
+        return {**parameters, STORE_CLOCK: self.now_ms()} if f":{STORE_CLOCK}" in sql else parameters
+
+    def _join(self, connection: sqlite3.Connection) -> None:
+        """Be the one node of this file: whoever has the lock lives, and nobody else does."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute("UPDATE nodes SET lease_until = 0 WHERE node <> ?", [self.membership.node])
+            (epoch,) = connection.execute(_JOIN, [self.membership.node, self.now_ms(), __version__]).fetchone()
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        self.membership = Membership(self.membership.node, epoch)
+
+    def _migrate(self, connection: sqlite3.Connection, migrations: tuple[schema.Migration, ...]) -> None:
         with self._refusing("its schema history cannot be read"):
-            connection.execute(schema.CREATE_TABLE)
+            for statement in schema.BOOTSTRAP:
+                connection.execute(statement)
             applied = [schema.Applied(*row) for row in connection.execute(schema.SELECT_APPLIED)]
-        for migration in schema.pending(migrations, applied, self.path):
-            row = {
-                "version": migration.version,
-                "name": migration.name,
-                "checksum": migration.checksum,
-                "applied_at": now_ms(),
-            }
+            serves = dict(connection.execute(schema.SELECT_SERVES).fetchall())
+        for migration in schema.pending(migrations, applied, self.path, serves):
             with self._refusing(f"migration {migration.version} ({migration.name}) failed and was undone"):
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     for statement in statements_of(migration.sql):
                         connection.execute(statement)
-                    connection.execute(schema.INSERT_APPLIED, row)
+                    for record in migration.records(self.now_ms()):
+                        connection.execute(*record)
                     connection.execute("COMMIT")
                 finally:
                     if connection.in_transaction:

@@ -32,7 +32,7 @@ class Readers:
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise FileUnusable(Failure(reason_of(error) or Reason.IO_ERROR)) from error
         try:
-            results = _snapshot(connection, queries)
+            results = _snapshot(connection, [(sql, self._file.bound(sql, values)) for sql, values in queries])
         except BaseException:
             connection.close()
             raise

@@ -66,7 +66,7 @@ class Writer:
         try:
             connection = self._connected()
             connection.execute("BEGIN IMMEDIATE")
-            results = [_run_step(connection, step) for step in steps]
+            results = [self._run_step(connection, step) for step in steps]
             committing = True
             connection.execute("COMMIT")
         except (sqlite3.Error, FileUnusable) as error:
@@ -74,6 +74,28 @@ class Writer:
         except BaseException:
             self.close()
             raise
+        return results
+
+    def _run_step(self, connection: sqlite3.Connection, step: Step) -> Result:
+        """Run one step in its own savepoint.  Raises sqlite3.Error when the transaction as a whole is lost."""
+        connection.execute("SAVEPOINT step")
+        results: list[list[Row]] = []
+        for index, statement in enumerate(step):
+            try:
+                cursor = connection.execute(statement.sql, self._file.bound(statement.sql, statement.parameters))
+                rows: list[Row] = cursor.fetchall()
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                if isinstance(error, sqlite3.Error) and (reason_of(error) or not connection.in_transaction):
+                    raise
+                _undo_step(connection)
+                return StatementFailed(index, str(error))
+            if statement.rows is not None:
+                found = len(rows) if cursor.description else _changed(connection, cursor)
+                if found != statement.rows:
+                    _undo_step(connection)
+                    return Conflict(index, found, statement.rows)
+            results.append(rows)
+        connection.execute("RELEASE step")
         return results
 
     def _connected(self) -> sqlite3.Connection:
@@ -120,29 +142,6 @@ class Writer:
         except sqlite3.Error:
             return False
         return True
-
-
-def _run_step(connection: sqlite3.Connection, step: Step) -> Result:
-    """Run one step in its own savepoint.  Raises sqlite3.Error when the transaction as a whole is lost."""
-    connection.execute("SAVEPOINT step")
-    results: list[list[Row]] = []
-    for index, statement in enumerate(step):
-        try:
-            cursor = connection.execute(statement.sql, statement.parameters)
-            rows: list[Row] = cursor.fetchall()
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            if isinstance(error, sqlite3.Error) and (reason_of(error) or not connection.in_transaction):
-                raise
-            _undo_step(connection)
-            return StatementFailed(index, str(error))
-        if statement.rows is not None:
-            found = len(rows) if cursor.description else _changed(connection, cursor)
-            if found != statement.rows:
-                _undo_step(connection)
-                return Conflict(index, found, statement.rows)
-        results.append(rows)
-    connection.execute("RELEASE step")
-    return results
 
 
 def _undo_step(connection: sqlite3.Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ from gateway.actors.settlement import (
     Wanted,
 )
 from gateway.actors.settlement import Message as SettlementMessage
-from gateway.actors.store import Row, Statement, StoreUncertain, Value, open_sqlite
+from gateway.actors.store import Membership, Row, Statement, StoreUncertain, Value, open_sqlite
 from gateway.actors.store.sqlite import SqliteStore, inline
 from gateway.errors import ExecutorFailed, GatewayError, StoreUnavailable
 from gateway.registry.canonical import request_hash
@@ -306,6 +306,20 @@ class FaultyStore:
 
     async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         return await self.real.fetch_many(queries)
+
+    @property
+    def shared(self) -> bool:
+        return self.real.shared
+
+    @property
+    def membership(self) -> Membership:
+        return self.real.membership
+
+    def tell(self, *topics: str) -> None:
+        self.real.tell(*topics)
+
+    def hear(self, topic: str) -> AbstractContextManager[trio.Event]:
+        return self.real.hear(topic)
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------

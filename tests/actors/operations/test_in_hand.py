@@ -27,9 +27,9 @@ async def claimed(node: Node) -> Life:
     await node.call(order())
     operation_id = await node.only("operation_id")
     await node.store.commit(
-        Statement("UPDATE operations SET state = 'claimed', ended_at = NULL, receipt = NULL, node = 'another',"
-                       " lease_until = 9000000000000000")
-    )  # fmt: skip
+        Statement("UPDATE operations SET state = 'claimed', ended_at = NULL, receipt = NULL, node = 'another'"),
+        Statement("INSERT INTO nodes SELECT 'another', 1, lease_until, 0, 0, '' FROM nodes"),
+    )
     return life(rows.Owner(operation_id, "node-1", 1))
 
 
@@ -58,7 +58,10 @@ async def test_a_step_is_written_once_whatever_the_store_answers(
 async def test_a_stale_owner_writes_nothing(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.node() as node:
         made = await claimed(node)
-        await node.store.commit(rows.take_over(rows.Owner(made.operation_id, "node-2", 2), lease_until=9 * 10**15))
+        await node.store.commit(
+            Statement("UPDATE nodes SET lease_until = 0 WHERE node = 'another'"),
+            rows.take_over(rows.Owner(made.operation_id, "node-2", 2)),
+        )
         with pytest.raises(Abandoned, match="another owner"):
             await write(made, node.around, State.FAILED, ended(made))
         assert await node.only("state", "epoch", "node") == ("claimed", 2, "node-2")

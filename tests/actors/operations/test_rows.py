@@ -20,7 +20,7 @@ STEPS: dict[str, Callable[[rows.Owner], Statement]] = {
     "end": lambda owner: rows.end(
         owner, state=State.FAILED, settlement="none", settled=None, failure_code="x", failure_detail="x", now=1
     ),
-    "take_over": lambda owner: rows.take_over(rows.Owner(owner.operation_id, "b", owner.epoch + 1), lease_until=0),
+    "take_over": lambda owner: rows.take_over(rows.Owner(owner.operation_id, "b", owner.epoch + 1)),
     "resettle": lambda owner: rows.resettle(owner, receipt_json="{}", settled=SETTLED),
     "alarm": lambda owner: rows.alarm(owner, failure_code="x", failure_detail="x"),
     "unpaid": lambda owner: rows.unpaid(owner, state=State.FAILED, settlement="none", why="x", now=1),
@@ -72,9 +72,7 @@ async def test_an_operation_without_a_history_has_none(scene: Scene, autojump_cl
 async def test_a_node_takes_on_its_own_operations_and_those_of_nobody(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.node() as node:
         owner = await owner_of(node)
-        await node.store.commit(
-            Statement("UPDATE operations SET ended_at = NULL, state = 'executed', lease_until = 1000")
-        )
+        await node.store.commit(Statement("UPDATE operations SET ended_at = NULL, state = 'executed'"))
         asked: dict[str, Value] = {
             "node": "node-1",
             "network": "eip155:8453",

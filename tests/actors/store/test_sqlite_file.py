@@ -22,8 +22,8 @@ def now_ms() -> int:
 
 @contextmanager
 def opened(path: Path, migrations: Path) -> Iterator[sqlite3.Connection]:
-    file = SqliteFile(path)
-    connection = file.open(migrations, now_ms)
+    file = SqliteFile(path, "node-1", now_ms)
+    connection = file.open(migrations)
     try:
         yield connection
     finally:
@@ -67,13 +67,13 @@ class TestOpening:
 
     def test_a_file_in_no_directory_is_refused(self, tmp_path: Path, migrations: Path) -> None:
         with pytest.raises(StoreRefused, match="Make the directory first"):
-            SqliteFile(tmp_path / "nowhere" / "gateway.db").open(migrations, now_ms)
+            SqliteFile(tmp_path / "nowhere" / "gateway.db", "node-1", now_ms).open(migrations)
 
     def test_a_log_without_its_database_is_refused_and_kept(self, path: Path, migrations: Path) -> None:
         log = path.with_name(path.name + "-wal")
         log.write_bytes(b"acknowledged operations")
         with pytest.raises(StoreRefused, match=r"it is missing and its write-ahead log gateway\.db-wal is there"):
-            SqliteFile(path).open(migrations, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(migrations)
         assert log.read_bytes() == b"acknowledged operations"
 
     def test_the_database_of_another_program_is_refused_untouched(self, path: Path, migrations: Path) -> None:
@@ -81,7 +81,7 @@ class TestOpening:
         other.execute("CREATE TABLE songs (title TEXT)")
         other.close()
         with pytest.raises(StoreRefused, match="another program's database"):
-            SqliteFile(path).open(migrations, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(migrations)
         other = sqlite3.connect(path)
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
         other.close()
@@ -93,13 +93,13 @@ class TestClaim:
             opened(path, migrations),
             pytest.raises(StoreRefused, match=rf"another node \(process {os.getpid()}\) has it open"),
         ):
-            SqliteFile(path).open(migrations, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(migrations)
 
     def test_a_refused_opener_leaves_the_first_in_peace(self, path: Path, migrations: Path) -> None:
         with opened(path, migrations) as connection:
             for _ in range(3):
                 with pytest.raises(StoreRefused):
-                    SqliteFile(path).open(migrations, now_ms)
+                    SqliteFile(path, "node-1", now_ms).open(migrations)
             touch(connection)
 
     def test_a_lock_file_left_by_a_dead_node_is_no_hindrance(self, path: Path, migrations: Path) -> None:
@@ -110,7 +110,7 @@ class TestClaim:
     def test_another_process_is_refused(self, path: Path, migrations: Path) -> None:
         script = (
             "import sys; from pathlib import Path; from gateway.actors.store.sqlite_file import SqliteFile\n"
-            "SqliteFile(Path(sys.argv[1])).open(Path(sys.argv[2]), lambda: 0)"
+            "SqliteFile(Path(sys.argv[1]), 'node-1', lambda: 0).open(Path(sys.argv[2]))"
         )
         with opened(path, migrations):
             child = subprocess.run(
@@ -127,7 +127,7 @@ class TestClaim:
         path.write_bytes(b"this is no database, however long it may be" * 100)
         for _ in range(2):
             with pytest.raises(StoreRefused, match="not a database"):
-                SqliteFile(path).open(migrations, now_ms)
+                SqliteFile(path, "node-1", now_ms).open(migrations)
 
 
 class TestDamage:
@@ -148,7 +148,7 @@ class TestDamage:
 
     def test_a_damaged_file_is_refused_with_what_to_do(self, damaged: Path, migrations: Path) -> None:
         with pytest.raises(StoreRefused, match=r"(damaged|malformed).*restore a backup"):
-            SqliteFile(damaged).open(migrations, now_ms)
+            SqliteFile(damaged, "node-1", now_ms).open(migrations)
 
     def test_a_truncated_file_is_refused(self, path: Path, migrations: Path) -> None:
         with opened(path, migrations) as connection:
@@ -156,7 +156,7 @@ class TestDamage:
                 connection.execute("INSERT INTO accounts VALUES (?, 1)", (f"account {number:050}",))
         os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
         with pytest.raises(StoreRefused, match=r"(damaged|malformed)"):
-            SqliteFile(path).open(migrations, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(migrations)
 
     def test_a_log_cut_in_the_middle_of_a_commit_is_recovered(
         self, path: Path, migrations: Path, tmp_path: Path
@@ -182,7 +182,7 @@ class TestMigrating:
         older.mkdir()
         shutil.copy(migrations / "0001_tables.sql", older)
         with pytest.raises(StoreRefused, match="its schema is version 2 and this release knows 1"):
-            SqliteFile(path).open(older, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(older)
 
     def test_a_migration_changed_after_it_was_applied_is_refused(
         self, path: Path, migrations: Path, tmp_path: Path
@@ -193,7 +193,7 @@ class TestMigrating:
         with (changed / "0001_tables.sql").open("a") as file:
             file.write("-- one more comment\n")
         with pytest.raises(StoreRefused, match=r"migration 1 \(tables\) was applied with other contents"):
-            SqliteFile(path).open(changed, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(changed)
 
     def test_a_migration_that_fails_leaves_nothing_of_itself(
         self, path: Path, migrations: Path, tmp_path: Path
@@ -202,7 +202,7 @@ class TestMigrating:
         broken = extended / "0003_broken.sql"
         broken.write_text("CREATE TABLE fine (a TEXT); INSERT INTO fine VALUES ('x'); CREATE TABLE kept (b TEXT);")
         with pytest.raises(StoreRefused, match=r"migration 3 \(broken\) failed and was undone"):
-            SqliteFile(path).open(extended, now_ms)
+            SqliteFile(path, "node-1", now_ms).open(extended)
         broken.write_text("CREATE TABLE fine (a TEXT)")
         with opened(path, extended) as connection:
             assert connection.execute("SELECT count(*) FROM fine").fetchone() == (0,)
@@ -232,7 +232,7 @@ import gateway.actors.store.schema, sqlite3
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
-    SqliteFile(Path(sys.argv[1])).open(Path(sys.argv[2]), lambda: 0)
+    SqliteFile(Path(sys.argv[1]), 'node-1', lambda: 0).open(Path(sys.argv[2]))
 except StoreRefused as refusal:
     print(refusal)
 """
@@ -275,8 +275,8 @@ class TestReadOnly:
 
 class TestReplacement:
     def test_a_file_deleted_under_the_node_is_noticed(self, path: Path, migrations: Path) -> None:
-        file = SqliteFile(path)
-        connection = file.open(migrations, now_ms)
+        file = SqliteFile(path, "node-1", now_ms)
+        connection = file.open(migrations)
         file.require_unmoved()
         path.unlink()
         for look in (file.require_unmoved, file.reader, file.writer):
@@ -287,8 +287,8 @@ class TestReplacement:
         file.release()
 
     def test_a_log_deleted_under_the_node_is_noticed(self, path: Path, migrations: Path) -> None:
-        file = SqliteFile(path)
-        connection = file.open(migrations, now_ms)
+        file = SqliteFile(path, "node-1", now_ms)
+        connection = file.open(migrations)
         path.with_name("gateway.db-wal").unlink()
         with pytest.raises(FileUnusable):
             file.require_unmoved()
@@ -296,8 +296,8 @@ class TestReplacement:
         file.release()
 
     def test_a_reader_cannot_write(self, path: Path, migrations: Path) -> None:
-        file = SqliteFile(path)
-        connection = file.open(migrations, now_ms)
+        file = SqliteFile(path, "node-1", now_ms)
+        connection = file.open(migrations)
         reader = file.reader()
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.execute("DELETE FROM accounts")

@@ -12,8 +12,8 @@ from gateway.actors.store.sqlite_readers import Readers
 
 @pytest.fixture
 def file(tmp_path: Path, migrations: Path) -> Iterator[SqliteFile]:
-    opened = SqliteFile(tmp_path / "gateway.db")
-    connection = opened.open(migrations, lambda: 0)
+    opened = SqliteFile(tmp_path / "gateway.db", "node-1", lambda: 0)
+    connection = opened.open(migrations)
     yield opened
     connection.close()
     opened.release()

@@ -31,8 +31,8 @@ class Faulty(sqlite3.Connection):
 
 @pytest.fixture
 def file(tmp_path: Path, migrations: Path) -> Iterator[SqliteFile]:
-    opened = SqliteFile(tmp_path / "gateway.db")
-    opened.open(migrations, lambda: 0).close()
+    opened = SqliteFile(tmp_path / "gateway.db", "node-1", lambda: 0)
+    opened.open(migrations).close()
     yield opened
     opened.release()
 
