@@ -17,7 +17,7 @@ import trio
 
 from gateway.actors.operations.life import State
 from gateway.actors.operations.live import open_output
-from gateway.actors.operations.order import Earlier, Ended
+from gateway.actors.operations.order import Earlier, Ended, Failure
 from gateway.actors.retention import keep_sweeping
 from gateway.actors.runtime import Ask, Inbox, Letter
 from gateway.actors.store import Row, Store, Value
@@ -41,9 +41,10 @@ BATCH = 64
 
 @attrs.frozen
 class Open:
-    """The operation they name is still running."""
+    """The operation they name is still running, here or elsewhere; `settling` once its payment may be on chain."""
 
     operation_id: str
+    settling: bool = False
 
 
 @attrs.frozen
@@ -115,7 +116,7 @@ Message = LookUp | Show
 
 BY_KEY = """
     SELECT o.operation_id, o.operation, o.state, o.epoch, o.attempt, o.request_hash, o.sealed_output, o.receipt,
-        o.protocol, o.challenge_id, o.failure_code, o.settlement, k.key_hmac, k.key_wrap
+        o.protocol, o.challenge_id, o.failure_code, o.failure_detail, o.nonce, o.settlement, k.key_hmac, k.key_wrap
     FROM idempotency_keys k JOIN operations o ON o.operation_id = k.operation_id
     WHERE k.key_hmac = :key_hmac AND k.request_hash = :request_hash
 """
@@ -148,6 +149,8 @@ class _Hit:
     protocol: str | None
     challenge_id: str | None
     failure_code: str | None
+    failure_detail: str | None
+    nonce: str | None
     settlement: str
     key_hmac: str
     key_wrap: bytes | None
@@ -254,7 +257,7 @@ def _known(message: LookUp, rows: Sequence[Sequence[Row]]) -> Known:
 def _stands(hit: _Hit, message: LookUp) -> Open | Ended | Earlier:
     """Say what a hit means for the same request sent again."""
     if not hit.state.ended:
-        return Open(hit.operation_id)
+        return Open(hit.operation_id, settling=hit.state is State.EXECUTED)
     if hit.state is State.NEEDS_OPERATOR:
         raise OperatorNeeded(operation_id=hit.operation_id)
     if hit.failure_code == ExecutionReconciliation.code:
@@ -268,7 +271,8 @@ def _stands(hit: _Hit, message: LookUp) -> Open | Ended | Earlier:
     try:
         data_key = name.unwrap(hit.operation_id, hit.key_wrap)
         if hit.state is not State.RECEIPTED:
-            return Earlier(hit.operation_id, hit.epoch, hit.attempt, data_key, hit.sealed_output)
+            failure = Failure(hit.failure_code or "", hit.failure_detail or "", hit.nonce)
+            return Earlier(hit.operation_id, hit.epoch, hit.attempt, data_key, hit.sealed_output, failure)
         served = open_output(data_key, hit.operation_id, hit.sealed_output or b"")
     except SealBroken as error:
         raise OperatorNeeded(str(error), operation_id=hit.operation_id) from error

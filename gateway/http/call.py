@@ -57,9 +57,17 @@ class Call:
         return [(versions[0].hmac, self.asked.valid.request_hash) for versions in self.names]
 
     @property
-    def callers(self) -> tuple[str, ...]:
-        """The names of the caller under the current pepper."""
-        return (*self.network_names[:1], *self.payer_names[:1])
+    def callers(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the caller, of its network and its payer, under every pepper."""
+        return (self.network_names, self.payer_names) if self.payer_names else (self.network_names,)
+
+    @property
+    def counted_as(self) -> tuple[str, str]:
+        """What quotas count the caller by: its network, and its payer where a signature tells one.
+
+        Under the oldest pepper, which every node of a store has while a newer one is brought to them.
+        """
+        return self.network_names[-1], (self.payer_names or self.network_names)[-1]
 
     @property
     def more_headers(self) -> dict[str, str]:

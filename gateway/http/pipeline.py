@@ -135,19 +135,29 @@ class Pipeline:
             if outcome is not None:
                 return outgoing(outcome, call.more_headers)
         with lanes.turn(call.lane, call.authorization) as turn:
-            while True:
-                known = await self._look_up(call)
-                ended = await self._standing(known, call, patience, turn)
-                if ended is not None:
-                    return outgoing(ended, call.more_headers)
-                if isinstance(known.operation, keys.Open):
-                    continue
-                try:
-                    return await (self._serve_paid if self.operation.paid else self._serve_free)(call, known, turn)
-                except errors.OperationInProgress:
-                    if trio.current_time() >= patience:
-                        raise
-                    await trio.sleep(LOOK_AGAIN_S)  # another node was first with this key, or has failed with it
+            return await self._in_turn(call, patience, turn)
+
+    async def _in_turn(self, call: Call, patience: float, turn: Turn) -> Outgoing:
+        """Answer a request that no other of this node is ahead of; one of another node may be."""
+        waited_for: str | None = None
+        while True:
+            known = await self._look_up(call)
+            failure = _failed_meanwhile(known, waited_for, call)
+            if failure is not None:
+                turn.outcome = own(failure)
+                raise await self._told(failure, call)
+            ended = await self._standing(known, call, patience, turn)
+            if ended is not None:
+                return outgoing(ended, call.more_headers)
+            if isinstance(known.operation, keys.Open):
+                waited_for = known.operation.operation_id
+                continue
+            try:
+                return await (self._serve_paid if self.operation.paid else self._serve_free)(call, known, turn)
+            except errors.OperationInProgress:
+                if trio.current_time() >= patience:
+                    raise
+                await trio.sleep(LOOK_AGAIN_S)  # another node was first with this key, or has failed with it
 
     async def _impatient(self, call: Call) -> Outgoing:
         """Answer who has waited long enough behind another request with the same key."""
@@ -186,10 +196,15 @@ class Pipeline:
             left = max(patience - trio.current_time(), 0.0)
             try:
                 return await self._operations(ops.Join(found.operation_id, left), left, call, turn)
-            except errors.OperationInProgress:
+            except errors.OperationInProgress as unfinished:
                 if trio.current_time() >= patience:
+                    if found.settling:
+                        raise errors.SettlementPending(
+                            operation_id=found.operation_id, retry_after=RETRY_AFTER_S
+                        ) from unfinished
                     raise
-                await trio.sleep(LOOK_AGAIN_S)  # it ended a moment ago, or waits to be taken on after a crash
+                if not isinstance(unfinished, ops.Elsewhere):
+                    await trio.sleep(LOOK_AGAIN_S)  # it ended a moment ago
                 return None
         if known.payment_bound:
             raise errors.PaymentAlreadyBound
@@ -234,26 +249,33 @@ class Pipeline:
             log.info("quota_not_given_back", policy=policy, error=type(error).__name__)
 
     async def _serve_free(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
-        policy, caller = self.operation.quota, call.network_names[0]
+        policy, (caller, _) = self.operation.quota, call.counted_as
         allowance = await self._spend(policy, caller)
         try:
             self._admit(call, known)
-            await self._spend_budget(call, known)
+            budget = await self._spend_budget(call, known)
         except GatewayError as failure:
             self._give_back(policy, caller)
             failure.headers = allowance.headers | failure.headers
             raise
-        ended = await self._submit(call, known, None, turn)
+        try:
+            ended = await self._submit(call, known, None, turn)
+        except ops.Overtaken:
+            self._give_back(policy, caller)
+            if budget is not None:
+                self._give_back(budget, WHOLE_NODE)
+            raise
         return outgoing(ended, allowance.headers | call.more_headers)
 
-    async def _spend_budget(self, call: Call, known: keys.Known) -> None:
-        """Count a free call that an upstream bills on the node's budget for it; a kept result costs nothing."""
+    async def _spend_budget(self, call: Call, known: keys.Known) -> str | None:
+        """Count a free call that an upstream bills on the budget for it, and name that; a kept result costs nothing."""
         earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
         if earlier is not None and earlier.sealed_output is not None:
-            return
+            return None
         budget = self.node.families[self.operation.family].budget(self.operation.id, call.asked.valid.request)
         if budget is not None:
             await self._spend(budget, WHOLE_NODE)
+        return budget
 
     # -- 7: quote or payment -----------------------------------------------------------------------------------------
 
@@ -261,7 +283,7 @@ class Pipeline:
         """Return the 402 with a fresh, exact, request-bound challenge of both protocols."""
         quoting = self._quoting()
         offer = quoting.offer(call.asked.valid, example=call.asked.example)
-        allowance = await self._spend("unpaid_quotes", call.network_names[0])
+        allowance = await self._spend("unpaid_quotes", call.counted_as[0])
         problem = quoting.challenged(reason, offer)
         problem.headers |= allowance.headers
         if not self.operation.key_required and call.asked.key is None:
@@ -285,10 +307,15 @@ class Pipeline:
             quote = self._checked(credential, call)
         except errors.PaymentRefused as refused:
             raise await self._challenged(refused, call) from None
-        allowance = await self._spend("paid", (call.payer_names or call.network_names)[0])
-        ended = await self._submit(call, known, payment_of(credential, quote), turn)
+        network, payer = call.counted_as
+        allowance = await self._spend("paid", payer)
+        try:
+            ended = await self._submit(call, known, payment_of(credential, quote), turn)
+        except ops.Overtaken:
+            self._give_back("paid", payer)
+            raise
         if not ended.replayed:
-            self._give_back("unpaid_quotes", call.network_names[0])
+            self._give_back("unpaid_quotes", network)
         return outgoing(ended, allowance.headers | call.more_headers)
 
     def _checked(self, credential: Credential, call: Call) -> Quote:
@@ -343,6 +370,19 @@ class Pipeline:
         if turn is not None:
             turn.outcome = ended
         return ended
+
+
+def _failed_meanwhile(known: keys.Known, waited_for: str | None, call: Call) -> GatewayError | None:
+    """Return how the attempt failed that another node ran while this request waited for it.
+
+    A refused payment is told to who brought the same; anybody else may pay for the next attempt.
+    """
+    earlier = known.operation
+    if not isinstance(earlier, ops.Earlier) or earlier.failure is None or earlier.operation_id != waited_for:
+        return None
+    failure = earlier.failure.error(earlier.operation_id)
+    theirs = call.authorization is not None and call.authorization[3] == earlier.failure.nonce
+    return failure if theirs or not isinstance(failure, errors.PaymentRequired) else None
 
 
 def payment_of(credential: Credential, quote: Quote) -> Payment:

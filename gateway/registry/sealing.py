@@ -28,6 +28,10 @@ class SealBroken(Exception):
     """A sealed value cannot be opened: another key, or altered bytes."""
 
 
+class KeyMissing(SealBroken):
+    """A sealed value is under a version of the node key that this node does not have: another node may open it."""
+
+
 def new_data_key() -> bytes:
     """Return a fresh 256-bit key."""
     return secrets.token_bytes(32)
@@ -62,7 +66,7 @@ class NodeSeal:
         """Unwrap; raises `SealBroken`."""
         key = self.keys.get(int.from_bytes(wrapped[:4], "big"))
         if key is None:
-            raise SealBroken(f"the node key that wraps {operation_id} is missing")
+            raise KeyMissing(f"the node key that wraps {operation_id} is missing")
         return unseal(key, operation_id, "node", wrapped[4:])
 
 

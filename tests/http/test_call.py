@@ -37,7 +37,7 @@ def test_a_call_goes_by_the_caller_s_key_under_every_pepper() -> None:
 
 def test_a_caller_without_a_payer_is_its_network_under_the_current_pepper() -> None:
     call = Call.of(asked(), NAMING, made_key=None)
-    assert call.callers == NAMING.network_names(NETWORK)[:1]
+    assert call.callers == (NAMING.network_names(NETWORK),)
     assert (call.payer_names, call.authorization) == ((), None)
 
 

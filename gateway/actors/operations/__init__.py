@@ -4,11 +4,12 @@ from gateway.actors.operations.actor import operations
 from gateway.actors.operations.exposure import Limits
 from gateway.actors.operations.in_hand import Surroundings
 from gateway.actors.operations.life import Effect, Event, Impossible, State, decide
-from gateway.actors.operations.order import Earlier, Ended, Exposure, Join, Order, Resolve, Submit
+from gateway.actors.operations.order import Earlier, Elsewhere, Ended, Exposure, Join, Order, Overtaken, Resolve, Submit
 
 __all__ = [
     "Earlier",
     "Effect",
+    "Elsewhere",
     "Ended",
     "Event",
     "Exposure",
@@ -16,6 +17,7 @@ __all__ = [
     "Join",
     "Limits",
     "Order",
+    "Overtaken",
     "Resolve",
     "State",
     "Submit",

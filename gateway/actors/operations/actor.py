@@ -16,12 +16,12 @@ from ulid import ULID
 
 from gateway.actors.operations import rows
 from gateway.actors.operations.claiming import claim
-from gateway.actors.operations.exposure import Limits, Unsettled
-from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, plain_output
+from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending, plain_output
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
 from gateway.actors.operations.live import live
-from gateway.actors.operations.order import Exposure, Join, Order, Resolve, Submit
+from gateway.actors.operations.order import Elsewhere, Exposure, Join, Order, Resolve, Submit
 from gateway.actors.operations.recovery import Unrecoverable, recover
 from gateway.actors.operations.reorg import Watch
 from gateway.actors.operations.resolution import resolve
@@ -33,16 +33,21 @@ from gateway.errors import (
     GatewayError,
     IdempotencyKeyReused,
     InternalError,
-    OperationInProgress,
     PayerOnHold,
     PaymentAlreadyBound,
     StoreUnavailable,
 )
 from gateway.registry.operation import Operation
+from gateway.registry.sealing import KeyMissing, SealBroken
 
 log = structlog.get_logger(__name__)
 
 RECONCILE_EVERY_S = 5.0
+TAKE_OVER_EVERY_S = 0.5
+"""How often a node of several looks for operations whose node has lost its lease."""
+ELSEWHERE_EVERY_S = 1.0
+LOOK_AGAIN_S = 0.25
+"""How long one waits for an operation of another node before its key is looked up again, when nothing is heard."""
 RECONCILE_AT_ONCE = 64
 REST_AT_MOST_S = 300.0
 
@@ -138,7 +143,7 @@ class Desk:
             life.waiters.add(claimed.letter)
             for each in claimed.queue:
                 self.wait(each, life)
-            await self.carry(life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID)
+            await self.carry(life, await self.first_event(life))
             return
         del self.claims[operation_id]
         self.let_go(operation_id)
@@ -148,6 +153,24 @@ class Desk:
                 each.refuse(own(failure))
             else:
                 self.submit(each)
+
+    async def first_event(self, life: Life) -> Event:
+        """Return how a claimed operation begins: within the limits, or over its payer's with what others claimed."""
+        payment, around = life.payment, self.around
+        if payment is None:
+            return Event.CLAIMED_FREE
+        if not around.store.shared:
+            return Event.CLAIMED_PAID
+        try:
+            over = await of_payer(around.store, payment) > self.unsettled.limits.unsettled_per_payer
+        except StoreUnavailable as error:
+            error.operation_id = life.operation_id
+            life.failure = error
+            return Event.OVER_LIMIT
+        if over:
+            life.failure = self.unsettled.too_much(life.operation_id)
+            return Event.OVER_LIMIT
+        return Event.CLAIMED_PAID
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
@@ -164,6 +187,8 @@ class Desk:
             del self.lives[operation_id]
             life.gone.set()
             self.linger(life)
+        if life.taken:
+            return
         if not life.over:
             self.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
         elif life.state is State.RECEIPTED:
@@ -196,7 +221,14 @@ class Desk:
         elif ended is not None:
             letter.answer(letter.message, ended)
         else:
-            letter.refuse(OperationInProgress(operation_id=operation_id, retry_after=RETRY_AFTER_S))
+            self.nursery.start_soon(self.wait_elsewhere, letter, operation_id)
+
+    async def wait_elsewhere(self, letter: Letter[Any], operation_id: str) -> None:
+        """Let one wait a little for an operation of another node, which the store tells of."""
+        with self.around.store.hear(ending(operation_id)) as ended:
+            with trio.move_on_after(min(letter.message.wait_s, LOOK_AGAIN_S)):
+                await ended.wait()
+        letter.refuse(Elsewhere(operation_id=operation_id, retry_after=RETRY_AFTER_S))
 
     def wait(self, letter: Letter[Any], life: Life) -> None:
         """Let one wait for a life as long as it has patience."""
@@ -220,7 +252,7 @@ class Desk:
         around = self.around
         while not around.draining.is_set():
             self.resting = {each: until for each, until in self.resting.items() if until > trio.current_time()}
-            room = self.unsettled.limits.operations - len(self.lives)
+            room = max(self.unsettled.limits.operations - len(self.lives), 0)
             in_hand = len(self.lives) + len(self.claims) + len(self.resting)
             limit = RECONCILE_AT_ONCE + in_hand
             network = around.asset.network if around.settlement is not None else ""
@@ -233,11 +265,12 @@ class Desk:
                     "limit": limit,
                 },
             )
-            left = [row for row in map(rows.open_row, found) if not self.has(row.operation_id)]
-            if not left or room <= 0:
+            left = [operation_id for (operation_id,) in found if not self.has(str(operation_id))][:room]
+            if not left:
                 return
+            read = await around.store.look_up([(rows.OPEN_ROW, {"operation_id": each}) for each in left])
             async with trio.open_nursery() as nursery:
-                for row in left[:room]:
+                for row in (rows.open_row(each[0]) for each in read if each):
                     nursery.start_soon(self.take_on, row)
 
     def has(self, operation_id: str) -> bool:
@@ -249,6 +282,10 @@ class Desk:
         around, operation_id = self.around, row.operation_id
         owner = rows.Owner(operation_id, around.node, row.epoch + 1)
         self.rest(operation_id, RECONCILE_EVERY_S)
+        if around.store.shared and not self.can_open(row):
+            log.error("node_key_missing", operation_id=operation_id, remedy="copy the node keys of the other nodes")
+            self.rest(operation_id, REST_AT_MOST_S)
+            return
         try:
             told, epoch = await rows.history(around.store, operation_id)
             await around.store.commit(rows.take_over(owner))
@@ -268,12 +305,25 @@ class Desk:
         self.lives[operation_id] = life
         self.nursery.start_soon(self.carry, life, first)
 
+    def can_open(self, row: rows.OpenRow) -> bool:
+        """Return False where only a node with another node key can carry the operation on."""
+        try:
+            for wrapped in (row.node_wrap, row.sealed_payment):
+                if wrapped:
+                    self.around.seal.unwrap(row.operation_id, wrapped)
+        except KeyMissing:
+            return False
+        except SealBroken:
+            return True
+        return True
+
     def rest(self, operation_id: str, seconds: float) -> None:
         """Leave an open operation alone for a while: longer each time that living it has crashed."""
         self.resting[operation_id] = trio.current_time() + min(seconds, REST_AT_MOST_S)
 
     async def keep_up(self, every_s: float, *duties: Callable[[], Any]) -> None:
         """Do some duties again and again until the node drains; what the store does not take is done later."""
+        put_off = False
         while not self.around.draining.is_set():
             with trio.move_on_after(every_s):
                 await self.around.draining.wait()
@@ -281,10 +331,17 @@ class Desk:
             for duty in duties:
                 try:
                     await duty()
+                    put_off = False
                 except StoreUnavailable as error:
-                    log.warning("duty_put_off", duty=duty.__name__, error=error.detail)
+                    if not put_off:
+                        log.warning("duty_put_off", duty=duty.__name__, error=error.detail)
+                    put_off = True
                 except Exception as error:
                     log.exception("duty_failed", duty=duty.__name__, error=repr(error))
+
+    async def look_elsewhere(self) -> None:
+        """Read what other nodes have unsettled."""
+        self.unsettled.elsewhere = await elsewhere(self.around.store, self.around.node)
 
     async def forget(self) -> None:
         """Forget the results that have lingered long enough."""
@@ -336,7 +393,11 @@ async def operations(
         )
         await desk.watch.load()
         await desk.reconcile()
-        nursery.start_soon(desk.keep_up, RECONCILE_EVERY_S, desk.reconcile, desk.forget)
+        if around.store.shared:
+            await desk.look_elsewhere()
+            nursery.start_soon(desk.keep_up, ELSEWHERE_EVERY_S, desk.look_elsewhere)
+        reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
+        nursery.start_soon(desk.keep_up, reconcile_every_s, desk.reconcile, desk.forget)
         nursery.start_soon(desk.keep_up, RECONCILE_EVERY_S, desk.watch.check)
         inbox.ready()
         async for letter in inbox:

@@ -11,7 +11,7 @@ from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, open_output
 from gateway.actors.operations.life import State
-from gateway.actors.operations.order import Earlier, Order
+from gateway.actors.operations.order import Earlier, Order, Overtaken
 from gateway.actors.payment import Payment
 from gateway.actors.store import Conflict, Statement, StoreUncertain, Value
 from gateway.errors import (
@@ -43,7 +43,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         request=seal(data_key, operation_id, "request", orjson.dumps(dict(order.body))),
         payment=around.seal.wrap(operation_id, payment.dump()) if payment else None,
         node_wrap=around.seal.wrap(operation_id, data_key),
-        key_wraps=[name[0].wrap(operation_id, data_key) for name in order.names],
+        key_wraps=[[each.wrap(operation_id, data_key) for each in versions] for versions in order.names],
     )
     told, attempt = 0, 1
     if earlier is None:
@@ -128,7 +128,7 @@ def _lost(what: str) -> GatewayError:
         return PaymentAlreadyBound()
     if what == "caller":
         return IdempotencyKeyReused()
-    return OperationInProgress(retry_after=RETRY_AFTER_S)
+    return Overtaken(retry_after=RETRY_AFTER_S)
 
 
 # -- statements --------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Sealed:
     request: bytes
     payment: bytes | None
     node_wrap: bytes
-    key_wraps: Sequence[bytes]
+    key_wraps: Sequence[Sequence[bytes]]
 
 
 Steps = list[tuple[str, Statement]]
@@ -151,9 +151,7 @@ Steps = list[tuple[str, Statement]]
 def first_claim(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, *, now: int) -> Steps:
     """Return the statements of a first claim."""
     steps = [("operation", _insert_operation(owner, order, payment, sealed, now))]
-    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
-        steps.append(("key", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=1)))
-        steps += [("caller", _insert_caller(name[0].hmac, caller, owner, rows=1)) for caller in order.callers]
+    steps += _names(owner, order, sealed, rows=1)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
     claimed = rows.Happening(State.CLAIMED, now)
@@ -186,13 +184,24 @@ def next_claim(
         rows=1,
     )
     steps = [("operation", update)]
-    for name, wrap in zip(order.names, sealed.key_wraps, strict=True):
-        steps.append(("name", _insert_key(name[0].hmac, order.request_hash, owner, name[0].pepper, wrap, rows=None)))
-        steps += [("name", _insert_caller(name[0].hmac, caller, owner, rows=None)) for caller in order.callers]
+    steps += _names(owner, order, sealed, rows=None)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
     claimed = rows.Happening(State.CLAIMED, now, f"attempt {attempt}")
     return [*steps, *(("event", each) for each in rows.happenings(owner, step, [claimed]))]
+
+
+def _names(owner: rows.Owner, order: Order, sealed: Sealed, *, rows: int | None) -> Steps:
+    """Return the statements that bind every name of the operation and of its caller, under every pepper.
+
+    While a new pepper is brought to one node after another, those that do not have it yet know the older name.
+    """
+    steps: Steps = []
+    for versions, wraps in zip(order.names, sealed.key_wraps, strict=True):
+        for number, (name, wrap) in enumerate(zip(versions, wraps, strict=True)):
+            steps.append(("key", _insert_key(name.hmac, order.request_hash, owner, name.pepper, wrap, rows=rows)))
+            steps += [("caller", _insert_caller(name.hmac, each[number], owner, rows=rows)) for each in order.callers]
+    return steps
 
 
 def _insert_operation(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, now: int) -> Statement:

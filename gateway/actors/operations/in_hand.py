@@ -11,7 +11,7 @@ import trio
 
 from gateway.actors.operations import rows
 from gateway.actors.operations.life import State
-from gateway.actors.operations.order import Ended
+from gateway.actors.operations.order import Elsewhere, Ended
 from gateway.actors.operations.waiting import Waiters
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ref
@@ -67,6 +67,7 @@ class Life:
         owed: the ledger says that the payer owes.
         failure: why it ended without a result; told to those who wait once `over`.
         over: its end is durable.
+        taken: another owner has taken it on.
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
     """
@@ -95,6 +96,7 @@ class Life:
     receipt: Mapping[str, Any] | None = None
     failure: GatewayError | None = None
     over: bool = False
+    taken: bool = False
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
     waiters: Waiters = attrs.field(init=False)
@@ -151,6 +153,8 @@ class Life:
         """What those are told that still wait when this node lets go of the operation."""
         if self.over:
             return self.failure or OperationInProgress(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
+        if self.taken:
+            return Elsewhere(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
         if self.may_have_settled:
             return self.unfinished()
         return StoreUnavailable(
@@ -158,6 +162,11 @@ class Life:
             operation_id=self.operation_id,
             retry_after=RETRY_AFTER_S,
         )
+
+
+def ending(operation_id: str) -> str:
+    """Return the topic that is told when an operation ends."""
+    return f"operation/{operation_id}"
 
 
 # -- durable steps -----------------------------------------------------------------------------------------------------
@@ -178,6 +187,7 @@ async def write(life: Life, around: Surroundings, state: State, *statements: Sta
         except Conflict as conflict:
             if await _stands(life, around, state):
                 break
+            life.taken = True
             raise Abandoned("another owner has taken the operation on") from conflict
         except StoreUnavailable as error:
             if trio.current_time() >= gives_up or around.draining.is_set():

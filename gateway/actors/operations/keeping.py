@@ -8,7 +8,7 @@ import orjson
 
 from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
-from gateway.actors.operations.in_hand import Life, Surroundings, plain_output, write
+from gateway.actors.operations.in_hand import Life, Surroundings, ending, plain_output, write
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.paying import MADE
 from gateway.actors.payment import Payment
@@ -60,6 +60,7 @@ async def receipt(life: Life, around: Surroundings) -> Event:
     life.told.append(rows.Happening(State.RECEIPTED, now))
     await write(life, around, State.RECEIPTED, step, *earned)
     life.receipt, life.over = signed, True
+    around.store.tell(ending(life.operation_id))
     failpoint("receipt.after")
     around.posted()
     return Event.RECEIPT_KEPT
@@ -93,6 +94,7 @@ async def end(life: Life, around: Surroundings) -> None:
     )
     await write(life, around, life.state, step, *statements)
     life.over = True
+    around.store.tell(ending(life.operation_id))
     failpoint("fail.after")
     if statements:
         around.posted()

@@ -45,6 +45,7 @@ class Event(Enum):
     VERIFIED_KEPT = "the payment is verified, and an earlier attempt kept the output"
     REFUSED = "the facilitator refused the payment and the chain shows it unused, or spent without a transfer"
     UNVERIFIABLE = "nobody could verify the payment"
+    OVER_LIMIT = "with what other nodes claimed meanwhile, too much of this payer is unsettled"
     STARTED = "the execution may begin"
     SERVED_FREE = "a free execution gave a result"
     SERVED_PAID = "a paid execution gave a result"
@@ -87,6 +88,7 @@ TABLE: dict[tuple[State, Event], tuple[State, Effect]] = {
     (State.CLAIMED, Event.VERIFIED_KEPT): (State.EXECUTED, Effect.KEEP),
     (State.CLAIMED, Event.REFUSED): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.UNVERIFIABLE): (State.FAILED, Effect.END),
+    (State.CLAIMED, Event.OVER_LIMIT): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.RUN_LOST): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.STARTED): (State.EXECUTING, Effect.EXECUTE),
     (State.VERIFIED, Event.STARTED): (State.EXECUTING, Effect.EXECUTE),

@@ -9,6 +9,7 @@ import attrs
 
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ask
+from gateway.errors import PROBLEMS, GatewayError, InternalError, OperationInProgress
 from gateway.registry.operation import Operation
 from gateway.registry.sealing import KeyName
 
@@ -26,6 +27,29 @@ class Earlier:
     attempt: int
     data_key: bytes = attrs.field(repr=False)
     sealed_output: bytes | None = attrs.field(repr=False)
+    failure: Failure | None = None
+
+
+@attrs.frozen
+class Failure:
+    """How an attempt failed, as its row tells it; `nonce` is that of the authorization it was paid with, if any."""
+
+    code: str
+    detail: str
+    nonce: str | None
+
+    def error(self, operation_id: str) -> GatewayError:
+        """Return what those who waited for the attempt are told."""
+        kind = PROBLEMS.get(self.code, InternalError)
+        return kind(self.detail, operation_id=operation_id)
+
+
+class Overtaken(OperationInProgress):
+    """Another node was first with this key: nothing of this claim was stored, the key is to be looked up again."""
+
+
+class Elsewhere(OperationInProgress):
+    """Another node has the operation, or will take it on: the key is to be looked up again."""
 
 
 @attrs.frozen
@@ -33,7 +57,7 @@ class Order:
     """A call that passed the pipeline up to its claim.
 
     `names` holds, for each name that the caller gave the operation, its `KeyName` under every pepper (current first);
-    `callers` the names of the caller under the current pepper.
+    `callers` the names of the caller, of its network and its payer, under every pepper (current first).
     """
 
     operation: Operation
@@ -41,7 +65,7 @@ class Order:
     request: Any = attrs.field(repr=False)
     request_hash: str
     names: tuple[tuple[KeyName, ...], ...]
-    callers: tuple[str, ...]
+    callers: tuple[tuple[str, ...], ...]
     payment: Payment | None
     earlier: Earlier | None = None
 

@@ -302,13 +302,17 @@ def postings(entries: Sequence[Entry]) -> list[Statement]:
 
 
 OPEN = f"""
-    SELECT operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap, sealed_payment,
-        sealed_output, look_from_block, result_hash, route, executed_at
-    FROM operations WHERE ended_at IS NULL AND {_NOBODYS}
+    SELECT operation_id FROM operations WHERE ended_at IS NULL AND {_NOBODYS}
         AND (funding = 'free' OR (network = :network AND asset = :asset))
     ORDER BY operation_id LIMIT :limit
 """  # noqa: S608 - a constant of this module
 """Open operations that this node may take on: its own and those of nobody; paid ones on the chain that it is on."""
+
+OPEN_ROW = """
+    SELECT operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap, sealed_payment,
+        sealed_output, look_from_block, result_hash, route, executed_at
+    FROM operations WHERE operation_id = :operation_id AND ended_at IS NULL
+"""
 
 
 @attrs.frozen
@@ -339,7 +343,7 @@ class OpenRow:
 
 
 def open_row(row: Row) -> OpenRow:
-    """Return a row of `OPEN`."""
+    """Return a row of `OPEN_ROW`."""
     return OpenRow(*row)  # type: ignore[arg-type]  # the schema's types
 
 

@@ -360,9 +360,9 @@ def order(
     earlier: Earlier | None = None,
 ) -> Order:
     chosen = what or (FREE if paid_by is None else PAID)
-    callers = [NAMING.network_names(network)[0]]
+    callers = [NAMING.network_names(network)]
     if paid_by is not None:
-        callers.append(NAMING.payer_names(paid_by.payer)[0])
+        callers.append(NAMING.payer_names(paid_by.payer))
     return Order(
         operation=chosen,
         body=body,
@@ -390,7 +390,7 @@ class Node:
         """Ask what the order's names stand for, as the pipeline does."""
         names = made.callers
         known = await self.idempotency.ask(
-            LookUp(made.names, made.request_hash, network=names[:1], payer=names[1:2]), within=60
+            LookUp(made.names, made.request_hash, network=names[0], payer=names[1] if names[1:] else ()), within=60
         )
         return known.operation
 

@@ -39,5 +39,5 @@ async def test_the_limits_themselves_are_allowed(autojump_clock: MockClock) -> N
     unsettled.add("op_1", payment())
     unsettled.admit(payment())
     unsettled.add("op_2", payment())
-    with pytest.raises(ExposureLimit, match="node"):
+    with pytest.raises(ExposureLimit, match="too much is unsettled"):
         unsettled.admit(payment(payer=OTHER_PAYER))

@@ -16,6 +16,7 @@ claimed    ALREADY_PAID   verified        START
 claimed    VERIFIED_KEPT  executed        KEEP
 claimed    REFUSED        failed          END
 claimed    UNVERIFIABLE   failed          END
+claimed    OVER_LIMIT     failed          END
 claimed    RUN_LOST       failed          END
 claimed    STARTED        executing       EXECUTE
 verified   STARTED        executing       EXECUTE

@@ -345,6 +345,7 @@ async def test_a_claim_that_is_just_being_committed_is_not_taken_over(scene: Sce
 
             fetch = node.store.real.fetch
             fetch_many = node.store.real.fetch_many
+            tell, hear, shared = node.store.real.tell, node.store.real.hear, False
 
         node.store.real = SlowToAnswer()  # type: ignore[assignment]
         ended = await node.call(order(paid_by=payment()))
@@ -368,6 +369,7 @@ async def test_who_looks_an_operation_up_while_it_is_being_claimed_waits_for_it(
 
             fetch = node.store.real.fetch
             fetch_many = node.store.real.fetch_many
+            tell, hear, shared = node.store.real.tell, node.store.real.hear, False
 
         node.store.real = SlowToAnswer()  # type: ignore[assignment]
         async with trio.open_nursery() as nursery:
