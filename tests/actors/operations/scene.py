@@ -281,6 +281,8 @@ class FaultyStore:
     commits: deque[str] = attrs.field(factory=deque)
     full: Callable[[Sequence[Statement]], bool] = lambda _: False
     before: Callable[[], Any] = lambda: None
+    node: str = "node-1"
+    shared: bool = False
 
     async def commit(self, *statements: Statement) -> list[list[Row]]:
         await trio.lowlevel.checkpoint()
@@ -308,12 +310,8 @@ class FaultyStore:
         return await self.real.fetch_many(queries)
 
     @property
-    def shared(self) -> bool:
-        return self.real.shared
-
-    @property
     def membership(self) -> Membership:
-        return self.real.membership
+        return Membership(self.node, 1)
 
     def tell(self, *topics: str) -> None:
         self.real.tell(*topics)
@@ -496,46 +494,83 @@ class Scene:
         table: Mapping[str, Operation] = TABLE,
         structure: Callable[[Operation, Mapping[str, Any]], Any] = structure,
         store_faults: Sequence[str] = (),
+        shared: bool = False,
         **changes: Any,
     ) -> AsyncIterator[Node]:
         """Run a node on this store.  With `grace=0` leaving the block is a crash: nothing comes to its end."""
         async with open_runtime(grace=grace) as runtime, open_sqlite(runtime, self.path, run=inline) as real:
-            store = FaultyStore(real)
-            names = await runtime.start(
-                "idempotency", partial(idempotency, store=real, clock_ms=self.clock_ms), capacity=1024
-            )
-            settlement = await runtime.start("settlement", self.chain.actor, capacity=1024) if sells else None
-            around = Surroundings(
-                store=store,
-                settlement=settlement,
-                families={"search": self.executor},
-                seal=SEAL,
-                signer=SIGNER,
-                asset=ASSET,
-                node="node-1",
-                clock_ms=self.clock_ms,
-                draining=trio.Event(),
-                posted=lambda: None,
-                settle_wait_s=15.0,
-                payer_hold_s=900.0,
-                verify_timeout_s=10.0,
-                settle_timeout_s=20.0,
-            )
-            around = attrs.evolve(around, **changes)
+            store = FaultyStore(real, shared=shared)
             store.commits.extend(store_faults)
-            ref = await runtime.start(
-                "operations",
-                partial(
-                    operations,
-                    around=around,
-                    table=table,
-                    structure=structure,
-                    limits=limits or Limits(),
-                    head=lambda: self.chain.head,
-                ),
-                capacity=1024,
+            yield await self._start(runtime, store, limits, sells, table, structure, changes)
+
+    @asynccontextmanager
+    async def another(
+        self, first: Node, *, name: str = "node-2", limits: Limits | None = None, grace: float = 30.0, **changes: Any
+    ) -> AsyncIterator[Node]:
+        """Run a second node on the store of a first one that shares it; its lease ends with the block."""
+        await self.lease(first, name, alive=True)
+        store = FaultyStore(first.store.real, node=name, shared=True)
+        async with open_runtime(grace=grace) as runtime:
+            yield await self._start(runtime, store, limits, True, TABLE, structure, {"node": name, **changes})
+        await self.lease(first, name, alive=False)
+
+    async def lease(self, node: Node, name: str, *, alive: bool) -> None:
+        """Let a node of this name live, or its lease run out."""
+        await node.store.real.commit(
+            Statement(
+                """
+                INSERT INTO nodes (node, epoch, lease_until, step, joined_at, release)
+                VALUES (:node, 1, :until, 0, 0, '')
+                ON CONFLICT (node) DO UPDATE SET lease_until = excluded.lease_until
+                """,
+                {"node": name, "until": 2**62 if alive else 0},
             )
-            yield Node(self, runtime, store, around, ref, names)
+        )
+
+    async def _start(
+        self,
+        runtime: Runtime,
+        store: FaultyStore,
+        limits: Limits | None,
+        sells: bool,
+        table: Mapping[str, Operation],
+        structure: Callable[[Operation, Mapping[str, Any]], Any],
+        changes: Mapping[str, Any],
+    ) -> Node:
+        names = await runtime.start(
+            "idempotency", partial(idempotency, store=store.real, clock_ms=self.clock_ms), capacity=1024
+        )
+        settlement = await runtime.start("settlement", self.chain.actor, capacity=1024) if sells else None
+        around = Surroundings(
+            store=store,
+            settlement=settlement,
+            families={"search": self.executor},
+            seal=SEAL,
+            signer=SIGNER,
+            asset=ASSET,
+            node="node-1",
+            clock_ms=self.clock_ms,
+            draining=trio.Event(),
+            posted=lambda: None,
+            settle_wait_s=15.0,
+            payer_hold_s=900.0,
+            verify_timeout_s=10.0,
+            settle_timeout_s=20.0,
+        )
+        around = attrs.evolve(around, **changes)
+        ref = await runtime.start(
+            "operations",
+            partial(
+                operations,
+                around=around,
+                table=table,
+                structure=structure,
+                limits=limits or Limits(),
+                head=lambda: self.chain.head,
+            ),
+            capacity=1024,
+        )
+        return Node(self, runtime, store, around, ref, names)
 
     def crashing(self, **options: Any) -> Any:
         """A node that ends as if it was killed."""

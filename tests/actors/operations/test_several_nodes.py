@@ -1,0 +1,216 @@
+"""Two nodes over one store, on a mock clock: each has the engine to itself in the tests of PostgreSQL."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gateway.actors.operations import Earlier, Elsewhere, Ended, Exposure, Limits, Order, Overtaken, actor
+from gateway.errors import ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
+from gateway.registry.sealing import NodeSeal
+from tests.actors.operations.scene import (
+    OTHER_PAYER,
+    PAYER,
+    PRICE,
+    Node,
+    Scene,
+    all_of,
+    order,
+    outcome_of,
+    payment,
+    until,
+)
+
+
+async def persist(node: Node, made: Order) -> Ended:
+    """Go the pipeline's road until there is an answer, as a caller's request does."""
+    while True:
+        try:
+            return await node.call(made)
+        except (Overtaken, Elsewhere):
+            await trio.sleep(0.1)
+
+
+async def test_identical_orders_on_two_nodes_are_one_execution_and_one_settlement(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node(shared=True) as one, scene.another(one) as two:
+        for number in range(8):
+            made = order(f"key-number-{number:03}-of-this", payment())
+            scene.executor.plan.append(0.7)
+            results = await all_of(*[partial(persist, node, made) for _ in range(32) for node in (one, two)])
+            assert all(isinstance(each, Ended) for each in results)
+            assert len({each.operation_id for each in results if isinstance(each, Ended)}) == 1
+            assert sum(not each.replayed for each in results if isinstance(each, Ended)) == 1
+    assert (len(scene.executor.runs), len(scene.chain.submitted)) == (8, 8)
+
+
+async def test_one_authorization_under_many_keys_on_two_nodes_is_one_operation(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    async with scene.node(shared=True) as one, scene.another(one) as two:
+        results = await all_of(
+            *[partial(persist, (one, two)[i % 2], order(f"key-number-{i:03}-of-this", paid_by)) for i in range(64)]
+        )
+        assert sum(isinstance(each, Ended) for each in results) == 1
+        assert sum(isinstance(each, PaymentAlreadyBound) for each in results) == 63
+        assert await one.count() == 1
+
+
+@pytest.mark.parametrize("settling", [False, True])
+async def test_what_a_dead_node_left_is_taken_over_once_its_lease_has_run_out(
+    scene: Scene, autojump_clock: MockClock, *, settling: bool
+) -> None:
+    made = order(paid_by=payment())
+    if settling:
+        scene.chain.settles.append("hang")
+    else:
+        scene.executor.plan.append(1000.0)
+    async with scene.node(shared=True) as one:
+        async with scene.another(one, grace=0) as two, trio.open_nursery() as nursery:
+            nursery.start_soon(outcome_of, partial(two.call, made))
+            await until(lambda: scene.chain.submitted if settling else scene.executor.runs)
+            scene.executor.plan.clear()
+            with trio.move_on_after(3) as waited:
+                await persist(one, made)
+            assert waited.cancelled_caught
+            assert await one.only("node", "epoch") == ("node-2", 1)
+            nursery.cancel_scope.cancel()
+        began = trio.current_time()
+        ended = await persist(one, made)
+        assert trio.current_time() - began < (30 if settling else 2)
+        assert await one.only("node", "epoch", "state") == ("node-1", 2, "receipted")
+        assert ended.receipt["funding"] == "paid"
+    assert len(scene.executor.runs) == (1 if settling else 2)
+    assert list(scene.chain.transfers.values()) == [1]
+
+
+async def test_a_node_that_stalled_past_its_lease_writes_nothing_of_what_was_taken_over(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.append(20.0)
+    async with scene.node(shared=True) as one, scene.another(one) as two:
+        results: list[Ended | GatewayError] = []
+
+        async def stalled() -> None:
+            results.append(await outcome_of(partial(two.call, made)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stalled)
+            await until(lambda: scene.executor.runs)
+            await scene.lease(one, "node-2", alive=False)
+            ended = await persist(one, made)
+            assert ended.execution["node"] == "node-1"
+            await scene.lease(one, "node-2", alive=True)
+        assert [type(each) for each in results] == [Elsewhere]
+        assert await one.only("node", "epoch", "state") == ("node-1", 2, "receipted")
+        assert (await persist(two, made)).receipt == ended.receipt
+    assert list(scene.chain.transfers.values()) == [1]
+
+
+async def test_the_end_of_an_operation_is_heard_on_the_other_node(scene: Scene, autojump_clock: MockClock) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.append(5.0)
+    async with scene.node(shared=True) as one, scene.another(one) as two, trio.open_nursery() as nursery:
+        nursery.start_soon(one.call, made)
+        await until(lambda: scene.executor.runs)
+        looks = 0
+        while True:
+            looks += 1
+            try:
+                ended = await two.call(made)
+                break
+            except Elsewhere:
+                pass
+        assert ended.replayed
+        assert 5 / actor.LOOK_AGAIN_S - 2 <= looks <= 5 / actor.LOOK_AGAIN_S + 3
+
+
+async def test_a_failure_is_told_with_the_row_of_its_attempt(scene: Scene, autojump_clock: MockClock) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.append(ExecutorFailed("the engine is on fire"))
+    async with scene.node(shared=True) as one, scene.another(one) as two:
+        with pytest.raises(ExecutorFailed):
+            await one.call(made)
+        earlier = await two.look_up(made)
+        assert isinstance(earlier, Earlier)
+        assert earlier.failure is not None
+        failure = earlier.failure.error("op_1")
+        assert (type(failure), failure.detail, failure.operation_id) == (
+            ExecutorFailed,
+            "the engine is on fire",
+            "op_1",
+        )
+        assert made.payment is not None
+        assert earlier.failure.nonce == made.payment.nonce
+
+
+async def test_a_payers_exposure_is_capped_over_all_nodes_however_they_race(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    limits = Limits(unsettled_per_payer=3 * PRICE)
+    scene.chain.settles.extend(["hang"] * 20)
+    async with (
+        scene.node(shared=True, limits=limits) as one,
+        scene.another(one, limits=limits) as two,
+        trio.open_nursery() as nursery,
+    ):
+        for i in range(8):
+            made = order(f"key-number-{i:03}-of-this", payment())
+            nursery.start_soon(outcome_of, partial((one, two)[i % 2].call, made))
+        await until(lambda: trio.current_time() > 3)
+        assert len(scene.chain.submitted) <= 3
+        ((unsettled,),) = await one.store.fetch("SELECT SUM(amount) FROM operations WHERE ended_at IS NULL")
+        assert unsettled is None or int(unsettled) <= 3 * PRICE
+        refused = await one.store.fetch("SELECT settlement FROM operations WHERE failure_code = 'exposure_limit'")
+        assert set(refused) <= {("not_settled",)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_the_other_nodes_have_unsettled_counts_before_anything_is_claimed(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    limits = Limits(unsettled_per_payer=PRICE, unsettled=2 * PRICE)
+    scene.chain.settles.extend(["hang"] * 2)
+    third = "0x" + "33" * 20
+    async with (
+        scene.node(shared=True, limits=limits) as one,
+        scene.another(one, limits=limits) as two,
+        trio.open_nursery() as nursery,
+    ):
+        for number, payer in enumerate((PAYER, OTHER_PAYER)):
+            paid_by = payment(payer=payer)
+            nursery.start_soon(outcome_of, partial(one.call, order(f"key-number-{number:03}-of-this", paid_by)))
+        await until(lambda: len(scene.chain.submitted) == 2)
+        await trio.sleep(actor.ELSEWHERE_EVERY_S + 0.1)
+        with pytest.raises(ExposureLimit, match="payer"):
+            await two.call(order("key-number-002-of-this", payment()))
+        with pytest.raises(ExposureLimit, match="too much is unsettled"):
+            await two.call(order("key-number-003-of-this", payment(payer=third)))
+        assert await two.operations.ask(Exposure()) == {}
+        assert await two.count() == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_operation_under_a_node_key_that_this_node_lacks_is_left_to_the_others(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.append(1000.0)
+    other_keys = NodeSeal({7: b"k" * 32})
+    async with scene.node(shared=True, seal=other_keys) as one:
+        async with scene.another(one, grace=0) as two, trio.open_nursery() as nursery:
+            nursery.start_soon(outcome_of, partial(two.call, made))
+            await until(lambda: scene.executor.runs)
+            scene.executor.plan.clear()
+            nursery.cancel_scope.cancel()
+        await trio.sleep(60)
+        assert await one.only("node", "epoch", "state") == ("node-2", 1, "claimed")
+        async with scene.another(one, name="node-3") as three:
+            assert isinstance(await persist(three, made), Ended)
+            assert await one.only("node", "epoch", "state") == ("node-3", 2, "receipted")
