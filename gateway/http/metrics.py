@@ -37,7 +37,7 @@ ENDED_AT_ONCE = 2_000
 
 ENDED = """
     SELECT operation_id, attempt, ended_at, state, settlement, failure_code FROM operations
-    WHERE ended_at > :since AND funding = 'paid' ORDER BY ended_at LIMIT :limit
+    WHERE ended_at > :since AND funding = 'paid' AND node = :node ORDER BY ended_at LIMIT :limit
 """
 
 
@@ -170,12 +170,13 @@ class Endings:
     """Counts how payments ended, each attempt once, from the rows that end.
 
     A row is written a while after the time that it ends at, so each look goes back by `LOOK_BACK_MS` and passes over
-    what it has counted.
+    what it has counted.  Of several nodes each counts what it ended itself.
     """
 
     store: Store
     metrics: Metrics
     clock_ms: Callable[[], int]
+    node: str
     started: int = attrs.field(init=False)
     counted: dict[tuple[str, int], int] = attrs.field(factory=dict)
 
@@ -186,7 +187,7 @@ class Endings:
         """Count what ended since the last look; raises `StoreUnavailable`."""
         since = max(self.started, max(self.counted.values(), default=0) - LOOK_BACK_MS) - 1
         while True:
-            found = await self.store.fetch(ENDED, {"since": since, "limit": ENDED_AT_ONCE})
+            found = await self.store.fetch(ENDED, {"since": since, "node": self.node, "limit": ENDED_AT_ONCE})
             for row in found:
                 self._count(row)
             if len(found) < ENDED_AT_ONCE:
@@ -246,6 +247,11 @@ def route_gauges(evidence: Mapping[str, Evidence], now: float) -> list[Metric]:
 def settlement_gauge(*, is_open: bool) -> Metric:
     """Return whether payments can be verified, settled and looked up."""
     return GaugeMetricFamily("gateway_settlement_open", "1 while the settlement path is proven.", value=int(is_open))
+
+
+def nodes_gauge(alive: int) -> Metric:
+    """Return how many nodes of this store are alive."""
+    return GaugeMetricFamily("gateway_nodes", "Nodes of this store whose lease is alive.", value=alive)
 
 
 def store_gauge(*, writable: bool) -> Metric:

@@ -76,6 +76,10 @@ def _add_status(app: GatewayApp, inside: Inside) -> None:
     async def status() -> Response:
         return _json(await _summary(inside))
 
+    @app.get("/nodes")
+    async def nodes() -> Response:
+        return _json({"nodes": view.nodes(await inside.store.fetch_many(view.NODES))})
+
     @app.get("/actors")
     async def actors() -> Response:
         return _json({"actors": [_actor(each) for each in inside.runtime.health()]})
@@ -110,7 +114,7 @@ def _add_operations(app: GatewayApp, inside: Inside) -> None:
 
 
 def _add_metrics(app: GatewayApp, inside: Inside) -> None:
-    endings = Endings(inside.store, inside.metrics, inside.clock_ms)
+    endings = Endings(inside.store, inside.metrics, inside.clock_ms, inside.name)
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
@@ -124,6 +128,9 @@ def _add_metrics(app: GatewayApp, inside: Inside) -> None:
         if counts is not None:
             await endings.look()
             gauges.append(figures.operations_gauge(counts))
+        nodes = await _nodes(inside)
+        if nodes is not None:
+            gauges.append(figures.nodes_gauge(sum(each["alive"] for each in nodes)))
         if exposed is not None:
             gauges.append(figures.exposure_gauge(sum(exposed.values())))
         page = inside.metrics.page(gauges)
@@ -143,7 +150,9 @@ async def _summary(inside: Inside) -> dict[str, Any]:
             "writable": health.writable,
             "reason": str(health.reason) if health.reason else None,
             "since": timestamp(int(health.since * 1000)),
+            "shared": inside.store.shared,
         },
+        "nodes": await _nodes(inside),
         "settlement": {
             "configured": inside.sells,
             "open": inside.sells and path.closed is None,
@@ -163,6 +172,14 @@ async def _counts(inside: Inside) -> dict[str, int] | None:
     """Return how many operations there are by state; None while the store cannot be read."""
     try:
         return view.counts(await inside.store.fetch(*view.COUNTS))
+    except errors.StoreUnavailable:
+        return None
+
+
+async def _nodes(inside: Inside) -> list[dict[str, Any]] | None:
+    """Return the nodes of the store; None while it cannot be read."""
+    try:
+        return view.nodes(await inside.store.fetch_many(view.NODES))
     except errors.StoreUnavailable:
         return None
 

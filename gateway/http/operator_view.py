@@ -66,6 +66,47 @@ _SELECT = f"SELECT {', '.join(COLUMNS)} FROM operations"  # noqa: S608 - constan
 COUNTS: Query = ("SELECT state, COUNT(*) FROM operations GROUP BY state", {})
 
 
+NODES: Sequence[Query] = (
+    (
+        """
+        SELECT n.node, n.epoch, CASE WHEN n.lease_until >= :store_ms THEN 1 ELSE 0 END, n.joined_at, n.release,
+            (SELECT COUNT(*) FROM operations o WHERE o.node = n.node AND o.ended_at IS NULL)
+        FROM nodes n ORDER BY n.node
+        """,
+        {},
+    ),
+    (
+        """
+        SELECT l.name, l.node, l.taken_at FROM leases l WHERE EXISTS (
+            SELECT 1 FROM nodes n WHERE n.node = l.node AND n.epoch = l.node_epoch AND n.lease_until >= :store_ms)
+        ORDER BY l.name
+        """,
+        {},
+    ),
+)
+"""The nodes of the store with their open operations, and the duties that one of them does for all."""
+
+
+def nodes(found: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
+    """Return what the queries of `NODES` found: each node that ever joined, and the duties of those that live."""
+    members, leases = found
+    duties: dict[str, list[dict[str, Any]]] = {}
+    for name, holder, taken_at in leases:
+        duties.setdefault(str(holder), []).append({"duty": name, "since": _moment(taken_at)})
+    return [
+        {
+            "node": node,
+            "alive": alive == 1,
+            "epoch": epoch,
+            "joinedAt": _moment(joined_at),
+            "release": release,
+            "openOperations": open_operations,
+            "duties": duties.get(str(node), []),
+        }
+        for node, epoch, alive, joined_at, release, open_operations in members
+    ]
+
+
 def listing(only: str | None, limit: int) -> list[Query]:
     """Return the queries of a list; `only` is one of `FILTERS`."""
     bound: dict[str, Value] = {"limit": limit}

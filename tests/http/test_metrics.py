@@ -148,7 +148,7 @@ async def test_payments_are_counted_once_by_how_they_ended_and_only_since_the_st
     metrics, now = Metrics(), NOW
     async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db") as store:
         await store.commit(operation("op_before", NOW - 1))
-        endings = Endings(store, metrics, lambda: now)
+        endings = Endings(store, metrics, lambda: now, "node-1")
         await endings.look()
         assert ("gateway_settlements_total", "settled") not in read(metrics)
         stuck = {"state": "needs_operator", "settlement": "unknown"}
@@ -160,6 +160,7 @@ async def test_payments_are_counted_once_by_how_they_ended_and_only_since_the_st
             operation("op_lost", NOW + 6, **lost),
             operation("op_refused", NOW + 6, **refused),
             operation("op_free", NOW + 6, funding="free", settlement="none"),
+            operation("op_of_another_node", NOW + 6, node="node-2"),
         )
         await endings.look()
         await endings.look()
@@ -177,7 +178,7 @@ async def test_more_endings_than_one_query_takes_are_all_counted(
     monkeypatch.setattr(figures, "ENDED_AT_ONCE", 10)
     metrics = Metrics()
     async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db") as store:
-        endings = Endings(store, metrics, lambda: NOW)
+        endings = Endings(store, metrics, lambda: NOW, "node-1")
         await store.commit(*(operation(f"op_{index}", NOW + index // 4) for index in range(57)))
         await endings.look()
     assert read(metrics)["gateway_settlements_total", "settled"] == 57

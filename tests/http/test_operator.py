@@ -8,11 +8,12 @@ import httpx
 import pytest
 import trio
 
+from gateway import __version__
 from gateway.actors.runtime import Phase
 from gateway.config import structure
 from gateway.node import Running, open_node
 
-PATHS = ("/", "/actors", "/operations", "/operations/op_1", "/metrics", "/nothing")
+PATHS = ("/", "/nodes", "/actors", "/operations", "/operations/op_1", "/metrics", "/nothing")
 
 
 @attrs.frozen
@@ -85,7 +86,8 @@ async def test_no_answer_may_be_kept_by_a_cache(operated: Operated) -> None:
 async def test_the_summary_tells_of_store_settlement_routes_exposure_and_actors(operated: Operated) -> None:
     await operated.buy()
     told = (await operated.operator.get("/")).json()
-    assert told["store"] == {"writable": True, "reason": None, "since": told["store"]["since"]}
+    assert told["store"] == {"writable": True, "reason": None, "since": told["store"]["since"], "shared": False}
+    assert [(each["node"], each["alive"]) for each in told["nodes"]] == [("node-1", True)]
     assert told["settlement"] == {
         "configured": False,
         "open": False,
@@ -97,6 +99,12 @@ async def test_the_summary_tells_of_store_settlement_routes_exposure_and_actors(
     assert {each["route"]: each["availability"] for each in told["routes"]} == {"search/embedded-index": "available"}
     assert [each["actor"] for each in told["actors"]] == [each.actor for each in operated.node.runtime.health()]
     assert {each["phase"] for each in told["actors"]} == {Phase.READY.value}
+
+
+async def test_the_nodes_of_the_store_are_listed(operated: Operated) -> None:
+    (told,) = (await operated.operator.get("/nodes")).json()["nodes"]
+    assert (told["node"], told["alive"], told["epoch"], told["release"]) == ("node-1", True, 1, __version__)
+    assert told["openOperations"] == 0
 
 
 async def test_operations_are_listed_and_shown(operated: Operated) -> None:
@@ -137,6 +145,7 @@ async def test_the_metrics_count_what_the_node_did(operated: Operated) -> None:
         'gateway_route_available{route="search/embedded-index"} 1.0',
         "gateway_settlement_open 0.0",
         "gateway_store_writable 1.0",
+        "gateway_nodes 1.0",
     ):
         assert line in page.text.splitlines()
     assert 'gateway_request_seconds_count{operation="search.free"} 2.0' in page.text

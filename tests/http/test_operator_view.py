@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from gateway.actors.operations import State
+from gateway.actors.runtime import open_runtime
+from gateway.actors.store import Statement, open_sqlite
 from gateway.http import operator_view as view
 from gateway.reading import open_store
-from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, make_store
+from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, make_store, operation
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +90,27 @@ def test_an_unknown_operation_is_none(path: Path) -> None:
 def test_operations_are_counted_by_state(path: Path) -> None:
     with open_store(path) as store:
         assert view.counts(store.read([view.COUNTS])[0]) == {"receipted": 2, "executed": 1, "needs_operator": 1}
+
+
+async def test_a_node_is_shown_with_its_open_operations_and_what_it_does_for_all(tmp_path: Path) -> None:
+    async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db", now=lambda: 7.0) as store:
+        await store.commit(
+            operation("op_open", 1, node="gone", state="executed", ended_at=None),
+            Statement(
+                "INSERT INTO nodes VALUES ('gone', 3, 6999, 0, 1000, '0.0.9'), ('late', 2, 7000, 0, 2000, '0.0.9')"
+            ),
+            Statement("INSERT INTO leases VALUES ('ledger', 'late', 2, 5, 6000), ('prober', 'late', 1, 4, 5000)"),
+            Statement("INSERT INTO leases VALUES ('retention', 'gone', 3, 5, 6000)"),
+        )
+        gone, late, own = view.nodes(await store.fetch_many(view.NODES))
+    assert gone == {
+        "node": "gone",
+        "alive": False,
+        "epoch": 3,
+        "joinedAt": "1970-01-01T00:00:01.000Z",
+        "release": "0.0.9",
+        "openOperations": 1,
+        "duties": [],
+    }
+    assert (late["alive"], late["duties"]) == (True, [{"duty": "ledger", "since": "1970-01-01T00:00:06.000Z"}])
+    assert (own["node"], own["alive"], own["openOperations"]) == ("node-1", True, 0)
