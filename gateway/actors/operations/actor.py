@@ -14,6 +14,7 @@ import structlog
 import trio
 from ulid import ULID
 
+from gateway.actors.leases import Duty, Held, Hold, alone
 from gateway.actors.operations import rows
 from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
@@ -323,21 +324,38 @@ class Desk:
 
     async def keep_up(self, every_s: float, *duties: Callable[[], Any]) -> None:
         """Do some duties again and again until the node drains; what the store does not take is done later."""
-        put_off = False
+        put_off: frozenset[str] = frozenset()
         while not self.around.draining.is_set():
             with trio.move_on_after(every_s):
                 await self.around.draining.wait()
                 return
-            for duty in duties:
-                try:
-                    await duty()
-                    put_off = False
-                except StoreUnavailable as error:
-                    if not put_off:
-                        log.warning("duty_put_off", duty=duty.__name__, error=error.detail)
-                    put_off = True
-                except Exception as error:
-                    log.exception("duty_failed", duty=duty.__name__, error=repr(error))
+            put_off = await self.attempt(*duties, put_off=put_off)
+
+    async def attempt(self, *duties: Callable[[], Any], put_off: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Do each duty once; return those that the store put off, which are told unless they were before."""
+        failed = set()
+        for duty in duties:
+            try:
+                await duty()
+            except StoreUnavailable as error:
+                failed.add(duty.__name__)
+                if duty.__name__ not in put_off:
+                    log.warning("duty_put_off", duty=duty.__name__, error=error.detail)
+            except Exception as error:
+                log.exception("duty_failed", duty=duty.__name__, error=repr(error))
+        return frozenset(failed)
+
+    async def watch_settled(self, held: Held) -> None:
+        """Watch what settled on all nodes, while this one holds the lease for it.
+
+        An earlier holder that still writes does no harm: every step is fenced by its operation's epoch.
+        """
+        del held
+        try:
+            await self.attempt(self.watch.load)
+            await self.keep_up(RECONCILE_EVERY_S, self.watch.load, self.watch.check)
+        finally:
+            self.watch.leave()
 
     async def look_elsewhere(self) -> None:
         """Read what other nodes have unsettled."""
@@ -379,6 +397,7 @@ async def operations(
     structure: Structure,
     limits: Limits,
     head: Callable[[], int | None],
+    hold: Hold = alone,
 ) -> None:
     """Serve orders until the mailbox closes, then let what runs come to an end or to its next durable state."""
     async with trio.open_nursery() as nursery:
@@ -391,14 +410,13 @@ async def operations(
             Unsettled(limits),
             Lingering(trio.current_time),
         )
-        await desk.watch.load()
         await desk.reconcile()
         if around.store.shared:
-            await desk.look_elsewhere()
             nursery.start_soon(desk.keep_up, ELSEWHERE_EVERY_S, desk.look_elsewhere)
         reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
         nursery.start_soon(desk.keep_up, reconcile_every_s, desk.reconcile, desk.forget)
-        nursery.start_soon(desk.keep_up, RECONCILE_EVERY_S, desk.watch.check)
+        watching = trio.CancelScope()
+        nursery.start_soon(_within, watching, hold, "reorganisations", desk.watch_settled)
         inbox.ready()
         async for letter in inbox:
             message = letter.message
@@ -412,3 +430,9 @@ async def operations(
                 case Resolve():
                     nursery.start_soon(desk.resolve, letter)
         around.draining.set()
+        watching.cancel()
+
+
+async def _within(scope: trio.CancelScope, hold: Hold, name: str, duty: Duty) -> None:
+    with scope:
+        await hold(name, duty)

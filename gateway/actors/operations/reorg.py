@@ -33,13 +33,15 @@ WATCH_BLOCKS = 64
 WATCH_MS = 30 * 60 * 1000
 
 RECENT = """
-    SELECT operation_id, epoch, sealed_payment, transaction_hash, block_number, block_hash, receipt FROM operations
-    WHERE ended_at IS NOT NULL
-        AND ended_at > (SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL) - :watched
+    SELECT operation_id, epoch, sealed_payment, transaction_hash, block_number, block_hash, receipt, ended_at
+    FROM operations
+    WHERE ended_at IS NOT NULL AND ended_at > :since
         AND receipt IS NOT NULL AND settlement = 'settled' AND network = :network AND asset = :asset
     ORDER BY ended_at DESC LIMIT 10000
 """
-"""What settled before the node was last seen to work; how long it was down makes no difference."""
+LAST_END = "SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL"
+LOOK_BACK_MS = 60_000
+"""How much later than its time an end may become durable, and how far the clocks of two nodes may be apart."""
 
 
 @attrs.define
@@ -57,30 +59,49 @@ class Watched:
 class Watch:
     """The settled payments of the last `WATCH_BLOCKS` blocks, each until it was seen to stand that deep.
 
-    `head` is the last block number seen.
+    One node watches for all.  `head` is the last block number seen; `read_to` how far this node has read what settled,
+    None while another node watches.
     """
 
     around: Surroundings
     head: Callable[[], int | None]
     watched: dict[str, Watched] = attrs.field(factory=dict)
+    read_to: int | None = None
 
     def add(self, life: Life) -> None:
-        """Watch a life that has just settled."""
+        """Watch a life that has just settled here."""
+        if self.read_to is None:
+            return
         if life.payment is not None and life.settled_in is not None and life.receipt is not None:
             self.watched[life.operation_id] = Watched(life.owner, life.payment, life.settled_in, life.receipt)
 
+    def leave(self) -> None:
+        """Let another node watch."""
+        self.read_to = None
+        self.watched.clear()
+
     async def load(self) -> None:
-        """Watch what settled before the last end: nobody may have looked at it since."""
+        """Watch what settled on other nodes since the last look; at first, what settled before the last end.
+
+        Nobody may have looked at that since, however long all nodes were down.  Raises `StoreUnavailable`.
+        """
         around = self.around
-        if around.settlement is None:
+        if around.settlement is None or (self.read_to is not None and not around.store.shared):
             return
-        asset = around.asset
-        found = await around.store.fetch(
-            RECENT, {"watched": WATCH_MS, "network": asset.network, "asset": asset.address}
-        )
-        for operation_id, epoch, sealed, transaction, number, block_hash, receipt in found:
+        if self.read_to is None:
+            ((last,),) = await around.store.fetch(LAST_END)
+            since = int(last or 0) - WATCH_MS
+        else:
+            since = self.read_to - LOOK_BACK_MS
+        await self._read(since)
+
+    async def _read(self, since: int) -> None:
+        around, asset = self.around, self.around.asset
+        found = await around.store.fetch(RECENT, {"since": since, "network": asset.network, "asset": asset.address})
+        self.read_to = max([self.read_to or since, *(int(ended_at or 0) for *_, ended_at in found)])
+        for operation_id, epoch, sealed, transaction, number, block_hash, receipt, _ in found:
             owner = rows.Owner(str(operation_id), around.node, int(epoch or 0))
-            if not isinstance(sealed, bytes):
+            if not isinstance(sealed, bytes) or owner.operation_id in self.watched:
                 continue
             try:
                 payment = Payment.load(around.seal.unwrap(owner.operation_id, sealed))
