@@ -16,6 +16,7 @@ import trio
 
 from gateway.actors.idempotency import LookUp, Open, idempotency
 from gateway.actors.idempotency import Message as IdempotencyMessage
+from gateway.actors.leases import Hold, alone
 from gateway.actors.ledger import audit_store, seal_next
 from gateway.actors.operations import (
     Earlier,
@@ -495,23 +496,31 @@ class Scene:
         structure: Callable[[Operation, Mapping[str, Any]], Any] = structure,
         store_faults: Sequence[str] = (),
         shared: bool = False,
+        hold: Hold = alone,
         **changes: Any,
     ) -> AsyncIterator[Node]:
         """Run a node on this store.  With `grace=0` leaving the block is a crash: nothing comes to its end."""
         async with open_runtime(grace=grace) as runtime, open_sqlite(runtime, self.path, run=inline) as real:
             store = FaultyStore(real, shared=shared)
             store.commits.extend(store_faults)
-            yield await self._start(runtime, store, limits, sells, table, structure, changes)
+            yield await self._start(runtime, store, limits, sells, table, structure, hold, changes)
 
     @asynccontextmanager
     async def another(
-        self, first: Node, *, name: str = "node-2", limits: Limits | None = None, grace: float = 30.0, **changes: Any
+        self,
+        first: Node,
+        *,
+        name: str = "node-2",
+        limits: Limits | None = None,
+        grace: float = 30.0,
+        hold: Hold = alone,
+        **changes: Any,
     ) -> AsyncIterator[Node]:
         """Run a second node on the store of a first one that shares it; its lease ends with the block."""
         await self.lease(first, name, alive=True)
         store = FaultyStore(first.store.real, node=name, shared=True)
         async with open_runtime(grace=grace) as runtime:
-            yield await self._start(runtime, store, limits, True, TABLE, structure, {"node": name, **changes})
+            yield await self._start(runtime, store, limits, True, TABLE, structure, hold, {"node": name, **changes})
         await self.lease(first, name, alive=False)
 
     async def lease(self, node: Node, name: str, *, alive: bool) -> None:
@@ -535,6 +544,7 @@ class Scene:
         sells: bool,
         table: Mapping[str, Operation],
         structure: Callable[[Operation, Mapping[str, Any]], Any],
+        hold: Hold,
         changes: Mapping[str, Any],
     ) -> Node:
         names = await runtime.start(
@@ -567,6 +577,7 @@ class Scene:
                 structure=structure,
                 limits=limits or Limits(),
                 head=lambda: self.chain.head,
+                hold=hold,
             ),
             capacity=1024,
         )

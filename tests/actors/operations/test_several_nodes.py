@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gateway.actors.leases import ALONE, Duty, Hold
 from gateway.actors.operations import Earlier, Elsewhere, Ended, Exposure, Limits, Order, Overtaken, actor
 from gateway.errors import ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
 from gateway.registry.sealing import NodeSeal
@@ -214,3 +215,41 @@ async def test_an_operation_under_a_node_key_that_this_node_lacks_is_left_to_the
         async with scene.another(one, name="node-3") as three:
             assert isinstance(await persist(three, made), Ended)
             assert await one.only("node", "epoch", "state") == ("node-3", 2, "receipted")
+
+
+async def test_one_node_watches_for_reorganisations_for_all(scene: Scene, autojump_clock: MockClock) -> None:
+    paid_by = payment()
+    made = order(paid_by=paid_by)
+    chosen: dict[str, trio.Event] = {"node-1": trio.Event(), "node-2": trio.Event()}
+
+    def hold(name: str) -> Hold:
+        async def when_chosen(_lease: str, duty: Duty, /) -> None:
+            await chosen[name].wait()
+            await duty(ALONE)
+
+        return when_chosen
+
+    async def transaction_is(transaction: str) -> bool:
+        return bool(await one.only("transaction_hash") == transaction)
+
+    async with (
+        scene.node(shared=True, hold=hold("node-1")) as one,
+        scene.another(one, hold=hold("node-2")) as two,
+    ):
+        await one.call(made)
+        scene.chain.reorganise(paid_by)
+        moved = scene.chain.mine(paid_by)
+        await trio.sleep(60)
+        assert scene.chain.watched == []
+        chosen["node-2"].set()
+        await until(partial(transaction_is, moved))
+        scene.chain.reorganise(paid_by)
+        again = scene.chain.mine(paid_by)
+        await until(partial(transaction_is, again))
+        later = payment()
+        await one.call(order("another-key-than-that", later))
+        await trio.sleep(2 * actor.RECONCILE_EVERY_S)
+        assert scene.chain.mined[later.key][0] in {each.transaction for each in scene.chain.watched}
+        assert (await two.call(made)).receipt["settlement"]["transaction"] == again
+        for event in chosen.values():
+            event.set()
