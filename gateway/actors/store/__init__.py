@@ -1,10 +1,12 @@
-"""The durable store: atomic steps and snapshots behind one protocol, on SQLite.
+"""The durable store: atomic steps and snapshots behind one protocol, on SQLite or PostgreSQL.
 
 A step that `commit` answered for is on the disk.  `StoreUnavailable` means that it never happened, `StoreUncertain`
 that a later look must tell.
 """
 
 from gateway.actors.store.errors import Conflict, Reason, StatementFailed, StoreRefused, StoreUncertain
+from gateway.actors.store.postgresql import PostgresqlStore, open_postgresql
+from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.protocol import Engine, Membership, NodeStore, Row, Statement, Store, StoreHealth, Value
 from gateway.actors.store.sqlite import Committed, open_sqlite
 from gateway.errors import StoreUnavailable
@@ -15,6 +17,8 @@ __all__ = [
     "Engine",
     "Membership",
     "NodeStore",
+    "PostgresqlSettings",
+    "PostgresqlStore",
     "Reason",
     "Row",
     "Statement",
@@ -25,5 +29,6 @@ __all__ = [
     "StoreUnavailable",
     "StoreUncertain",
     "Value",
+    "open_postgresql",
     "open_sqlite",
 ]

@@ -23,6 +23,13 @@ class Reason(enum.StrEnum):
     STALLED = "stalled"
     CRASHED = "crashed"
     STOPPED = "stopped"
+    UNREACHABLE = "unreachable"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    SLOW = "slow"
+    STARTING = "starting"
+    SHUTTING_DOWN = "shutting_down"
+    REFUSED = "refused"
+    LEASE_LOST = "lease_lost"
 
     @property
     def story(self) -> str:
@@ -42,6 +49,13 @@ _STORIES = {
     Reason.STALLED: "the store did not answer in time",
     Reason.CRASHED: "the store's writer crashed and is being restarted",
     Reason.STOPPED: "the store has stopped",
+    Reason.UNREACHABLE: "the server of the store cannot be reached",
+    Reason.TOO_MANY_CONNECTIONS: "the server of the store takes no more connections",
+    Reason.SLOW: "the server of the store took longer than it may",
+    Reason.STARTING: "the server of the store is starting",
+    Reason.SHUTTING_DOWN: "the server of the store is shutting down",
+    Reason.REFUSED: "the server of the store does not let this node in",
+    Reason.LEASE_LOST: "this node was silent for longer than its lease and has to join anew",
 }
 
 

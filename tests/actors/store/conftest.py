@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.actors.runtime import Runtime, open_runtime
-from gateway.actors.store import Engine, open_sqlite
+from gateway.actors.store import Engine, PostgresqlSettings, open_postgresql, open_sqlite
 
 OpenStore = Callable[[Runtime], AbstractAsyncContextManager[Engine]]
 
@@ -19,11 +19,13 @@ def migrations() -> Path:
     return Path(__file__).parent / "migrations" / "conformance"
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, migrations: Path) -> OpenStore:
     """Opens the same database each time it is called."""
-    assert request.param == "sqlite"
-    return lambda runtime: open_sqlite(runtime, tmp_path / "conformance.db", migrations=migrations)
+    if request.param == "sqlite":
+        return lambda runtime: open_sqlite(runtime, tmp_path / "conformance.db", migrations=migrations)
+    settings = PostgresqlSettings(request.getfixturevalue("postgresql_url"))
+    return lambda runtime: open_postgresql(runtime, settings, node="node-1", migrations=migrations)
 
 
 @pytest.fixture

@@ -1,0 +1,312 @@
+"""The PostgreSQL engine: one store for several nodes, with one group writer and a few readers each.
+
+It needs of the server transactions, row locks and ON CONFLICT; LISTEN and NOTIFY only shorten waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from importlib.resources.abc import Traversable
+from typing import final
+
+import attrs
+import trio
+
+from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
+from gateway.actors.store import schema
+from gateway.actors.store.errors import Failure, Reason, StoreRefused
+from gateway.actors.store.postgresql_connecting import BY_INDEX, Road
+from gateway.actors.store.postgresql_connection import Connection
+from gateway.actors.store.postgresql_courier import Courier
+from gateway.actors.store.postgresql_failures import Disconnected, remedy
+from gateway.actors.store.postgresql_link import Link
+from gateway.actors.store.postgresql_membership import Member, Rejected
+from gateway.actors.store.postgresql_migrations import migrated, require_usable
+from gateway.actors.store.postgresql_pool import Pool, Unavailable
+from gateway.actors.store.postgresql_settings import PostgresqlSettings
+from gateway.actors.store.postgresql_writer import Asked, Result, Writer
+from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
+from gateway.actors.store.sqlite import Committed, Observe
+from gateway.actors.store.topics import Topics
+from gateway.errors import StoreUnavailable
+
+_GROUP = 256
+_MAILBOX = 1024
+_PATIENCE_S = 30.0
+_PROBE_PATIENCE_S = 5.0
+_FRESH_S = 1.0
+_BESIDE_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_postgresql(
+    runtime: Runtime,
+    settings: PostgresqlSettings,
+    *,
+    node: str,
+    migrations: Traversable | None = None,
+    observe: Observe = lambda _event: None,
+    migrate: bool = False,
+    rng: random.Random | None = None,
+) -> AsyncIterator[PostgresqlStore]:
+    """Reach the database, migrating it where it is empty, join it as `node`, and start its writer as the actor "store".
+
+    `migrations` are those of this release unless given; `observe` hears of every group and of every change of health.
+    A database with an older schema is refused unless `migrate` is true.  The store works on after the
+    block, until the runtime has stopped the actor: actors that drain still commit.  Raises StoreRefused.
+    """
+    rng = random.Random() if rng is None else rng  # noqa: S311 - jitter is no secret
+    roads = _Roads.of(settings, node, rng)
+    within = settings.statement_timeout_s + settings.connect_timeout_s
+    member = Member(node, settings.lease_ms, within=within)
+    pulse = _Pulse(observe)
+    connection = await _opened(roads.writing, settings, member, migrations or schema.shipped(), migrate=migrate)
+    topics = Topics()
+    link = Link(roads.writing, member, connection, pulse.feel)
+    actor = _WriterActor(
+        link,
+        Writer(link, within=within, patience=_PATIENCE_S),
+        Pool(roads.reading, settings.readers, rng, within=within),
+        Courier(roads.telling, topics),
+        pulse,
+        settings.lease_ms,
+        observe,
+    )
+    try:
+        ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await link.leave()
+        raise
+    yield PostgresqlStore(ref, actor, topics)
+
+
+async def _opened(
+    road: Road, settings: PostgresqlSettings, member: Member, migrations: Traversable, *, migrate: bool
+) -> Connection:
+    """A connection to a database that is fit to be served from, joined."""
+    where = settings.shown
+    connection: Connection | None = None
+    try:
+        connection = await road.connect()
+        await require_usable(connection, where)
+        await migrated(connection, schema.load(migrations, "postgresql"), where, migrate=migrate)
+        await member.join(connection, where)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, Disconnected):
+            what = f"{settings.place} cannot be used: {error.reason.story} ({error.words})"
+            raise StoreRefused(where, what, remedy(error.reason)) from error
+        if isinstance(error, Rejected):
+            reason = error.rejection.reason
+            what = f"the server rejects what the node does first ({error.rejection.words})"
+            raise StoreRefused(where, what, remedy(reason or Reason.REFUSED)) from error
+        raise
+    return connection
+
+
+@final
+class PostgresqlStore:
+    """The `Engine` on a PostgreSQL database; made by `open_postgresql`."""
+
+    def __init__(self, writer: Ref[_Commit], actor: _WriterActor, topics: Topics) -> None:
+        self._writer = writer
+        self._actor = actor
+        self._topics = topics
+
+    async def commit(self, *statements: Statement) -> list[list[Row]]:
+        """See `Store.commit`; waits up to 30 seconds."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
+        return await self._ask(statements, _PATIENCE_S) if statements else []
+
+    async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
+        """See `Store.fetch`; waits up to 30 seconds for a free reader."""
+        (rows,) = await self.fetch_many([(sql, parameters)])
+        return rows
+
+    async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `Store.fetch_many`; waits up to 30 seconds for a free reader."""
+        asked = [(sql, checked(parameters)) for sql, parameters in queries]
+        try:
+            return await self._actor.pool.read(asked, patience=_PATIENCE_S)
+        except Unavailable as unavailable:
+            raise unavailable.failure.error() from unavailable
+
+    async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `Store.look_up`."""
+        return await self.fetch_many(queries)
+
+    def tell(self, *topics: str) -> None:
+        """See `NodeStore.tell`."""
+        self._actor.courier.tell(topics)
+
+    def hear(self, topic: str) -> AbstractContextManager[trio.Event]:
+        """See `NodeStore.hear`."""
+        return self._topics.hear(topic)
+
+    @property
+    def shared(self) -> bool:
+        """Other nodes may write to it too."""
+        return True
+
+    @property
+    def membership(self) -> Membership:
+        """As what this node is joined."""
+        return self._actor.link.member.membership
+
+    @property
+    def health(self) -> StoreHealth:
+        """What the last write told."""
+        return self._actor.pulse.health
+
+    async def probe(self) -> StoreHealth:
+        """See `Engine.probe`; a renewal of the lease is a durable write too.  Waits up to 5 seconds."""
+        if self._actor.pulse.fresh:
+            return self.health
+        try:
+            await self._ask((), _PROBE_PATIENCE_S)
+        except StoreUnavailable as unavailable:
+            return attrs.evolve(self.health, writable=False, reason=Reason(unavailable.extra["reason"]))
+        return self.health
+
+    async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
+        try:
+            return await self._writer.ask(_Commit(step, self._actor.link.member.tenure), within=within)
+        except Overloaded as error:
+            raise Failure(Reason.OVERLOADED).error() from error
+        except ActorDown as error:
+            raise Failure(Reason.STOPPED).error() from error
+        except Unanswered as error:
+            raise Failure(Reason.STALLED, uncertain=True).error() from error
+        except ActorCrashed as error:
+            raise Failure(Reason.CRASHED, uncertain=True).error() from error
+
+
+@attrs.frozen
+class _Commit(Ask[list[list[Row]]]):
+    """Store one step, in the tenure in which it was asked or never."""
+
+    step: tuple[Statement, ...]
+    tenure: int
+
+
+@attrs.define(eq=False)
+class _Pulse:
+    """The health of the store, as told by everything that was tried."""
+
+    observe: Observe
+    health: StoreHealth = attrs.field(factory=lambda: StoreHealth(writable=True, reason=None, since=time.time()))
+    _last_success: float = attrs.field(factory=time.monotonic)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a write succeeded just now, and nothing failed since."""
+        return self.health.writable and time.monotonic() - self._last_success < _FRESH_S
+
+    def feel(self, failure: Failure | None) -> None:
+        """Take in that a write succeeded (None) or failed."""
+        if failure is None:
+            self._last_success = time.monotonic()
+        reason = None if failure is None else failure.reason
+        if reason is not self.health.reason:
+            self.health = StoreHealth(writable=reason is None, reason=reason, since=time.time())
+            _tell(self.observe, self.health)
+
+
+@attrs.frozen
+class _Roads:
+    """How connections of each kind are made."""
+
+    writing: Road
+    reading: Road
+    telling: Road
+
+    @classmethod
+    def of(cls, settings: PostgresqlSettings, node: str, rng: random.Random) -> _Roads:
+        name = f"gateway/{node}"
+        bounds = {
+            "statement_timeout": settings.statement_timeout_s * 1000,
+            "lock_timeout": settings.statement_timeout_s * 700,
+            # A transaction of a node that stalls ends before others take over what it owned.
+            "idle_in_transaction_session_timeout": settings.lease_ms,
+        }
+        reads = bounds | {"default_transaction_read_only": "on"}
+        return cls(
+            Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "on"}, wishes=BY_INDEX),
+            Road(settings, rng, name=name, server=reads),
+            Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "off"}),
+        )
+
+
+@attrs.frozen(eq=False)
+class _WriterActor:
+    """The owner of all connections: while it does not live, none is open."""
+
+    link: Link
+    writer: Writer
+    pool: Pool
+    courier: Courier
+    pulse: _Pulse
+    lease_ms: int
+    observe: Observe
+
+    async def live(self, inbox: Inbox[_Commit]) -> None:
+        self.pool.open()
+        try:
+            async with trio.open_nursery() as background:
+                background.start_soon(self.link.keep, self.lease_ms)
+                background.start_soon(self.courier.carry)
+                inbox.ready()
+                async with trio.open_nursery() as groups:
+                    async for letters in inbox.batches(_GROUP):
+                        await self._take(letters, groups)
+                background.cancel_scope.cancel()
+        finally:
+            self.pool.close()
+            with trio.CancelScope(shield=True):
+                await self.link.leave()
+
+    async def _take(self, letters: Sequence[Letter[_Commit]], groups: trio.Nursery) -> None:
+        """Store the letters' steps; a group that takes long does not keep the next one from being refused."""
+        stored = trio.Event()
+        groups.start_soon(self._store, letters, stored)
+        with trio.CancelScope(shield=True), trio.move_on_after(_BESIDE_S):
+            await stored.wait()
+
+    async def _store(self, letters: Sequence[Letter[_Commit]], stored: trio.Event) -> None:
+        with trio.CancelScope(shield=True):  # what was taken is finished
+            began = time.perf_counter()
+            results = await self.writer.run([Asked(letter.message.step, letter.message.tenure) for letter in letters])
+            self._feel(results)
+            for letter, result in zip(letters, results, strict=True):
+                match result:
+                    case list():
+                        letter.answer(letter.message, result)
+                    case Failure():
+                        letter.refuse(result.error())
+                    case _:
+                        letter.refuse(result)
+            undone = sum(not isinstance(result, list) for result in results)
+            _tell(self.observe, Committed(len(letters), undone, time.perf_counter() - began))
+            stored.set()
+
+    def _feel(self, results: Sequence[Result]) -> None:
+        failures = [result for result in results if isinstance(result, Failure)]
+        if any(isinstance(result, list) for result in results):
+            self.pulse.feel(None)
+        elif failures:
+            self.pulse.feel(failures[0])
+
+
+def _tell(observe: Observe, event: Committed | StoreHealth) -> None:
+    try:
+        observe(event)
+    except Exception:  # noqa: BLE001 - an observer is not trusted with the store
+        _log.exception("the observer of the store failed at %r", event)

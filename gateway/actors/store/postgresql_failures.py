@@ -1,0 +1,124 @@
+"""What PostgreSQL's errors mean to a node: whose fault they are, and by which reason operators know them.
+
+Codes: the appendix "PostgreSQL Error Codes" of its manual.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import final
+
+import attrs
+
+from gateway.actors.store.errors import Failure, Reason
+
+RETRIED = frozenset({"40001", "40P01"})
+"""The transaction lost to another one, and does well to try again: serialization failure, deadlock."""
+
+STALE_PLAN = frozenset({"0A000", "26000"})
+"""With a prepared statement: its tables were changed, or it is not there any more."""
+
+DISCONNECTED = "08006"
+
+_REASONS = {
+    "25006": Reason.READ_ONLY,
+    "25P03": Reason.STALLED,
+    "3D000": Reason.REFUSED,
+    "53100": Reason.DISK_FULL,
+    "53200": Reason.OUT_OF_MEMORY,
+    "53300": Reason.TOO_MANY_CONNECTIONS,
+    "55P03": Reason.SLOW,
+    "57014": Reason.SLOW,
+    "57P01": Reason.SHUTTING_DOWN,
+    "57P02": Reason.SHUTTING_DOWN,
+    "57P03": Reason.STARTING,
+    "57P04": Reason.REFUSED,
+    "57P05": Reason.STALLED,
+    "XX001": Reason.CORRUPT,
+    "XX002": Reason.CORRUPT,
+}
+_REASONS_OF_CLASSES = {
+    "08": Reason.UNREACHABLE,
+    "28": Reason.REFUSED,
+    "53": Reason.OVERLOADED,
+    "58": Reason.IO_ERROR,
+}
+
+# A refused connection has no code in libpq, only the server's words.
+_WORDS = (
+    (
+        re.compile(r"too many (?:clients|connections)|remaining connection slots|connection limit", re.IGNORECASE),
+        "53300",
+    ),
+    (re.compile(r"starting up|in recovery mode|not (?:yet )?accepting connections", re.IGNORECASE), "57P03"),
+    (re.compile(r"shutting down|administrator command", re.IGNORECASE), "57P01"),
+    (re.compile(r"database .* does not exist", re.IGNORECASE), "3D000"),
+    (
+        re.compile(r"password|authentication|pg_hba|role .* does not exist|not permitted to log in", re.IGNORECASE),
+        "28000",
+    ),
+    (re.compile(r"read-only", re.IGNORECASE), "25006"),
+    (re.compile(r"FATAL:|certificate|SSL", re.IGNORECASE), "28000"),
+)
+
+_REMEDIES = {
+    Reason.UNREACHABLE: "Start PostgreSQL there, or correct [store] url; a firewall may stand between",
+    Reason.TOO_MANY_CONNECTIONS: "Raise max_connections (or the role's limit), or lower [store] readers",
+    Reason.STARTING: "Wait until the server has started, and start the node again",
+    Reason.SHUTTING_DOWN: "Start PostgreSQL again, then the node",
+    Reason.REFUSED: "Correct the user, the database and the password of [store], or the server's pg_hba.conf",
+    Reason.READ_ONLY: "Name the primary in [store] url; a read-only replica cannot keep a store",
+    Reason.DISK_FULL: "Free some space on the server's disk",
+    Reason.OUT_OF_MEMORY: "Give the server more memory",
+    Reason.SLOW: "Look for long transactions on the server (pg_stat_activity), or raise statement_timeout_s",
+    Reason.CORRUPT: "Keep the server's files and restore a backup",
+    Reason.IO_ERROR: "Check the server's disk and log",
+}
+
+
+def reason_of(sqlstate: str) -> Reason | None:
+    """Why the server as a whole failed; None where the statement is at fault."""
+    return _REASONS.get(sqlstate) or _REASONS_OF_CLASSES.get(sqlstate[:2])
+
+
+def code_of_refused_connection(words: str) -> str:
+    """Return the SQLSTATE that belongs to the words by which a connection was refused."""
+    return next((code for pattern, code in _WORDS if pattern.search(words)), DISCONNECTED)
+
+
+def remedy(reason: Reason) -> str:
+    """What an operator does about it."""
+    return _REMEDIES.get(reason, "Look at the server's log")
+
+
+@final
+@attrs.frozen
+class Rejection:
+    """One command that the server rejected: its code and its words."""
+
+    sqlstate: str
+    words: str
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the server as a whole failed; None where the statement is at fault."""
+        return reason_of(self.sqlstate)
+
+
+class Disconnected(Exception):
+    """There is no connection, or it was lost; what was under way on it was not answered.
+
+    Attributes:
+        reason: why, as operators know it.
+        words: the server's or the system's own.
+    """
+
+    def __init__(self, reason: Reason, words: str) -> None:
+        self.reason = reason
+        self.words = words
+        super().__init__(f"{reason.value}: {words}")
+
+    @property
+    def failure(self) -> Failure:
+        """The same for askers."""
+        return Failure(self.reason)

@@ -1,0 +1,268 @@
+"""Group commit on PostgreSQL: many steps, one transaction, two round trips, and each step stands or falls alone.
+
+A group is tried together.  Where one of its steps fails, that is undone and the steps run one after the other, each in
+a savepoint; where that transaction is lost to another node's, each runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import attrs
+import trio
+
+from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
+from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
+from gateway.actors.store.postgresql_failures import RETRIED, STALE_PLAN, Disconnected, Rejection
+from gateway.actors.store.postgresql_link import Link, NotNow
+from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, ROLLBACK
+from gateway.actors.store.postgresql_sql import Misused, command
+from gateway.actors.store.postgresql_values import Unreadable, rows_of
+from gateway.actors.store.protocol import Row, Statement
+
+Step = Sequence[Statement]
+Result = list[list[Row]] | Conflict | StatementFailed | Failure
+"""What became of one step: the rows that its statements returned, or why it was not stored."""
+
+_SAVEPOINT, _KEEP, _UNDO = Command("SAVEPOINT step"), Command("RELEASE step"), Command("ROLLBACK TO step")
+_TRIES_ALONE = 8
+_LONG_S = 20.0
+
+
+@attrs.frozen
+class Asked:
+    """A step and the tenure in which it was asked."""
+
+    step: Step
+    tenure: int
+
+
+@attrs.frozen
+class Ready:
+    """A step whose commands can be sent, and its place among the results."""
+
+    place: int
+    step: Step
+    commands: Sequence[Command]
+
+
+class _Again(Exception):
+    """A transaction was lost to another one, or a plan was stale."""
+
+
+class _Refused(Exception):
+    """No step of the group can be stored now."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.reason.story)
+
+
+@final
+class Writer:
+    """Stores groups of steps over one link; `within` bounds a round trip in seconds, `patience` the wait for a turn."""
+
+    def __init__(self, link: Link, *, within: float, patience: float) -> None:
+        self._link = link
+        self._within = within
+        self._patience = patience
+
+    async def run(self, asked: Sequence[Asked]) -> list[Result]:
+        """Store the steps, all in one transaction if that can be; what is returned as rows is durable."""
+        results: dict[int, Result] = {}
+        ready = []
+        for place, one in enumerate(asked):
+            try:
+                ready.append(Ready(place, one.step, commands_of(one.step)))
+            except StatementFailed as failed:
+                results[place] = failed
+        left = Failure(Reason.STALLED)
+        try:
+            async with self._link.turn(self._patience):
+                tenure = self._link.member.tenure
+                stale = [step for step in ready if asked[step.place].tenure != tenure]
+                results |= {step.place: Failure(Reason.LEASE_LOST) for step in stale}
+                await _Group(self._link, self._within, tenure, results).store(ready)
+        except NotNow as not_now:
+            left = not_now.failure
+        return [results.get(place, left) for place in range(len(asked))]
+
+
+@attrs.define(eq=False)
+class _Group:
+    """The steps of one turn; `results` is filled in as they become known."""
+
+    link: Link
+    within: float
+    tenure: int
+    results: dict[int, Result]
+
+    async def store(self, steps: Sequence[Ready]) -> None:
+        """Raises NotNow for the steps that have no result."""
+        for tries_left in (1, 0):
+            try:
+                await self._store([step for step in steps if step.place not in self.results])
+            except _Refused as refused:
+                raise NotNow(refused.failure) from refused
+            except Disconnected as lost:
+                self.link.drop(lost.failure)
+                if not tries_left:
+                    raise NotNow(lost.failure) from lost
+            else:
+                return
+
+    async def _store(self, steps: Sequence[Ready]) -> None:
+        if len(steps) > 1 and (await self._together(steps) or await self._beside(steps)):
+            return
+        for step in steps:
+            self.results[step.place] = await self._alone(step)
+
+    async def _together(self, steps: Sequence[Ready]) -> bool:
+        """One transaction, in the hope that all goes well; False where it did not, and nothing is stored."""
+        connection = await self._connection()
+        commands = [command for step in steps for command in step.commands]
+        outcomes = iter(await self._begun(connection, commands))
+        found = {}
+        try:
+            for step in steps:
+                found[step.place] = verdict(step, [next(outcomes) for _ in step.commands])
+        except _Again:
+            found[-1] = Failure(Reason.SLOW)
+        if not all(isinstance(result, list) for result in found.values()):
+            await self._undo(connection)
+            return False
+        return await self._commit(connection, found)
+
+    async def _beside(self, steps: Sequence[Ready]) -> bool:
+        """One transaction, each step in a savepoint; False where it was lost as a whole, and nothing is stored."""
+        connection = await self._connection()
+        began = trio.current_time()
+        found: dict[int, Result] = {}
+        outcomes = (await self._begun(connection, [_SAVEPOINT, *steps[0].commands]))[1:]
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            try:
+                result = found[step.place] = verdict(step, outcomes)
+            except _Again:
+                await self._undo(connection)
+                return False
+            closing = [_KEEP] if isinstance(result, list) else [_UNDO, _KEEP]
+            if following is None or trio.current_time() > began + _LONG_S:
+                found = {other.place: Failure(Reason.SLOW) for other in steps} | found
+                return await self._commit(connection, found, *closing)
+            outcomes = await connection.exchange(*closing, _SAVEPOINT, *following.commands, within=self.within)
+            outcomes = outcomes[len(closing) + 1 :]
+        return True
+
+    async def _alone(self, step: Ready) -> Result:
+        """A transaction of its own, tried again where it is lost to another one."""
+        for _ in range(_TRIES_ALONE):
+            connection = await self._connection()
+            try:
+                result = verdict(step, await self._begun(connection, step.commands))
+            except _Again:
+                await self._undo(connection)
+                continue
+            if not isinstance(result, list):
+                await self._undo(connection)
+                return result
+            rejection = await self._committed(connection)
+            match rejection:
+                case None:
+                    return result
+                case Failure():
+                    return rejection
+                case Rejection(sqlstate=code) if code in RETRIED:
+                    continue
+                case _:
+                    return Failure(rejection.reason) if rejection.reason else StatementFailed(None, rejection.words)
+        return Failure(Reason.SLOW)
+
+    async def _connection(self) -> Connection:
+        connection = await self.link.connection()
+        if self.link.member.tenure != self.tenure:
+            raise _Refused(Failure(Reason.LEASE_LOST))
+        return connection
+
+    async def _begun(self, connection: Connection, commands: Sequence[Command]) -> list[Outcome]:
+        """What became of the commands, in a transaction that is fenced and still open."""
+        fence = self.link.member.fence()
+        _, fenced, *outcomes = await connection.exchange(BEGIN, fence, *commands, within=self.within)
+        if isinstance(fenced, Rejection) or fenced is None:
+            await self._undo(connection)
+            reason = fenced.reason if fenced is not None else None
+            raise _Refused(Failure(reason or Reason.STALLED))
+        if not fenced.command_tuples:
+            await self._undo(connection)
+            await self.link.expired()
+            raise _Refused(Failure(Reason.LEASE_LOST))
+        return outcomes
+
+    async def _undo(self, connection: Connection) -> None:
+        await connection.exchange(ROLLBACK, within=self.within)
+
+    async def _commit(self, connection: Connection, found: dict[int, Result], *closing: Command) -> bool:
+        """Commit, and take what was found as results; False where the server would not."""
+        match await self._committed(connection, *closing):
+            case None:
+                self.results |= found
+            case Failure() as uncertain:
+                self.results |= dict.fromkeys(found, uncertain)
+            case _:
+                return False
+        return True
+
+    async def _committed(self, connection: Connection, *closing: Command) -> Failure | Rejection | None:
+        """Commit: None where that is done, a Failure where it stays unknown.
+
+        Raises `Disconnected` where the connection was lost and nothing is stored.
+        """
+        number = self.link.member.step
+        try:
+            outcome = (await connection.exchange(*closing, COMMIT, within=self.within))[-1]
+        except Disconnected as lost:
+            self.link.drop(lost.failure)
+            stored = await self.link.settle(number)
+            if stored is None:
+                return Failure(lost.reason, uncertain=True)
+            if not stored:
+                raise
+            return None
+        if isinstance(outcome, Rejection):
+            return outcome
+        if outcome is None or outcome.command_status != b"COMMIT":
+            await self._undo(connection)
+            return Rejection("40000", "the transaction was rolled back")
+        self.link.member.felt()
+        return None
+
+
+def commands_of(step: Step) -> list[Command]:
+    """The commands of a step.  Raises StatementFailed where one cannot be sent."""
+    commands = []
+    for index, statement in enumerate(step):
+        try:
+            commands.append(command(statement.sql, statement.parameters))
+        except Misused as misused:
+            raise StatementFailed(index, str(misused)) from misused
+    return commands
+
+
+def verdict(step: Ready, outcomes: Sequence[Outcome]) -> Result:
+    """What the outcomes mean for a step.  Raises _Again where another try may fare better."""
+    rows: list[list[Row]] = []
+    for index, (statement, outcome) in enumerate(zip(step.step, outcomes, strict=True)):
+        if outcome is None:
+            raise _Again
+        if isinstance(outcome, Rejection):
+            if outcome.sqlstate in RETRIED or outcome.sqlstate in STALE_PLAN:
+                raise _Again
+            return Failure(outcome.reason) if outcome.reason else StatementFailed(index, outcome.words)
+        found = outcome.ntuples if outcome.nfields else outcome.command_tuples or 0
+        if statement.rows is not None and found != statement.rows:
+            return Conflict(index, found, statement.rows)
+        try:
+            rows.append(rows_of(outcome))
+        except Unreadable as error:
+            return StatementFailed(index, str(error))
+    return rows
