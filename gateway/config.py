@@ -17,7 +17,7 @@ import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 
-from gateway.config_rules import SQLITE, broken_rules
+from gateway.config_rules import POSTGRESQL, SQLITE, broken_rules
 from gateway.errors import Violation
 
 ENVIRONMENT_PREFIX = "GATEWAY_"
@@ -40,13 +40,14 @@ def default_data_dir() -> Path:
 
 @attrs.frozen
 class NodeSection:
-    """`[node]`: where the node listens and keeps its data."""
+    """`[node]`: where the node listens, keeps its data, and what it is called among the nodes of one store."""
 
     base_url: str = ""
     listen: tuple[str, ...] = ("127.0.0.1:8402",)
     operator_listen: str = "127.0.0.1:8403"
     operator_token_file: str = ""
     data_dir: str = ""
+    keys_dir: str = ""
     name: str = "node-1"
     drain_s: int = 75
     max_connections: int = 1024
@@ -54,9 +55,14 @@ class NodeSection:
 
 @attrs.frozen
 class StoreSection:
-    """`[store]`: empty means SQLite in the data directory."""
+    """`[store]`: an empty URL means SQLite in the data directory; all but the URL is for PostgreSQL only."""
 
-    url: str = ""
+    url: str = attrs.field(default="", repr=lambda url: repr(shown_url(url)))
+    password_file: str = ""
+    readers: int = 4
+    lease_ms: int = 1200
+    connect_timeout_s: int = 5
+    statement_timeout_s: int = 15
 
 
 @attrs.frozen
@@ -133,8 +139,13 @@ class Configuration:
 
     @property
     def data_dir(self) -> Path:
-        """The directory of the store and the keys, absolute."""
+        """The directory of what this node keeps for itself, absolute."""
         return Path(self.node.data_dir).expanduser().absolute() if self.node.data_dir else default_data_dir()
+
+    @property
+    def keys_dir(self) -> Path:
+        """The directory of the keys, whose contents all nodes of a store have alike, absolute."""
+        return Path(self.node.keys_dir).expanduser().absolute() if self.node.keys_dir else self.data_dir / "keys"
 
     @property
     def base_url(self) -> str:
@@ -142,11 +153,32 @@ class Configuration:
         return (self.node.base_url or f"http://{self.node.listen[0]}").rstrip("/")
 
     @property
+    def shared_store(self) -> bool:
+        """Whether the store is on PostgreSQL, where several nodes may share it."""
+        return self.store.url.startswith(POSTGRESQL)
+
+    @property
+    def shown_store(self) -> str:
+        """The store's URL as it may be shown: without passwords."""
+        return shown_url(self.store.url) if self.shared_store else f"{SQLITE}{self.store_path}"
+
+    @property
     def store_path(self) -> Path:
-        """The SQLite file, absolute."""
+        """The SQLite file, absolute; raises ValueError for a store on PostgreSQL."""
+        if self.shared_store:
+            raise ValueError("a store on PostgreSQL is no file")
         if not self.store.url:
             return self.data_dir / "gateway.db"
         return Path(self.store.url.removeprefix(SQLITE).replace("{data_dir}", str(self.data_dir))).absolute()
+
+
+def shown_url(url: str) -> str:
+    """Return a store's URL as it may be shown: without passwords."""
+    if not url.startswith(POSTGRESQL):
+        return url
+    from gateway.actors.store.postgresql_settings import without_secrets
+
+    return without_secrets(url)
 
 
 SECTIONS = {field.name for field in attrs.fields(Configuration)} - {"source"}
@@ -208,12 +240,14 @@ def _anchor(tree: dict[str, Any], directory: Path) -> None:
 
     node, store, search = (tree.get(name) for name in ("node", "store", "search"))
     if isinstance(node, dict):
-        for name in node.keys() & {"data_dir", "operator_token_file"}:
+        for name in node.keys() & {"data_dir", "keys_dir", "operator_token_file"}:
             node[name] = anchored(node[name])
-    if isinstance(store, dict) and isinstance(store.get("url"), str):
-        path = store["url"].removeprefix(SQLITE)
-        if path != store["url"] and not path.startswith("{data_dir}"):
-            store["url"] = SQLITE + anchored(path)
+    if isinstance(store, dict):
+        if "password_file" in store:
+            store["password_file"] = anchored(store["password_file"])
+        url = store.get("url")
+        if isinstance(url, str) and url.startswith(SQLITE) and not url.startswith(SQLITE + "{data_dir}"):
+            store["url"] = SQLITE + anchored(url.removeprefix(SQLITE))
     adapters = search.get("adapter") if isinstance(search, dict) else None
     for adapter in adapters if isinstance(adapters, list) else []:
         if isinstance(adapter, dict) and "key_file" in adapter:

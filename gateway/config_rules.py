@@ -12,7 +12,7 @@ import attrs
 from gateway.errors import Violation
 
 if TYPE_CHECKING:
-    from gateway.config import Configuration, NodeSection, PaymentSection
+    from gateway.config import Configuration, NodeSection, PaymentSection, StoreSection
 
 NETWORK = re.compile(r"eip155:[1-9][0-9]{0,11}\Z")
 NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -20,6 +20,11 @@ HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)\Z")
 URL = re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?\Z")
 URL_WITH_SECRETS = re.compile(r"https?://[^/?#\s]+\S*\Z")
 SQLITE = "sqlite:///"
+POSTGRESQL = ("postgresql://", "postgres://")
+MOST_READERS = 64
+LEASE_MS = (500, 60_000)
+LONGEST_CONNECT_S, LONGEST_STATEMENT_S = 60, 600
+QUOTED = re.compile(r'"[^"]*"')
 
 
 def broken_rules(configuration: Configuration) -> list[Violation]:
@@ -28,6 +33,7 @@ def broken_rules(configuration: Configuration) -> list[Violation]:
         Violation(pointer, detail)
         for holds, pointer, detail in (
             *_node_rules(configuration.node),
+            *_store_rules(configuration.store),
             *_payment_rules(configuration.payment),
             *_other_rules(configuration),
         )
@@ -52,6 +58,56 @@ def _node_rules(node: NodeSection) -> Iterator[Rule]:
     yield bool(NODE_NAME.match(node.name)), "/node/name", "must be 1 to 64 of A-Za-z0-9._-"
     yield node.drain_s >= 0, "/node/drain_s", "must not be negative"
     yield node.max_connections > 0, "/node/max_connections", "must be positive"
+
+
+def _store_rules(store: StoreSection) -> Iterator[Rule]:
+    url, shared = store.url, store.url.startswith(POSTGRESQL)
+    fault = _fault_of_postgresql(url) if shared else None
+    yield fault is None, "/store/url", str(fault)
+    yield (
+        shared or not url or (url.startswith(SQLITE) and url != SQLITE),
+        "/store/url",
+        "must be sqlite:///PATH (one node) or postgresql://USER@HOST/DATABASE (one node or several)",
+    )
+    yield (
+        shared or not store.password_file,
+        "/store/password_file",
+        "is the password of a PostgreSQL server, and [store] url names none",
+    )
+    yield 1 <= store.readers <= MOST_READERS, "/store/readers", f"must be 1 to {MOST_READERS}"
+    yield LEASE_MS[0] <= store.lease_ms <= LEASE_MS[1], "/store/lease_ms", "must be {} to {}".format(*LEASE_MS)
+    yield (
+        1 <= store.connect_timeout_s <= LONGEST_CONNECT_S,
+        "/store/connect_timeout_s",
+        f"must be 1 to {LONGEST_CONNECT_S}",
+    )
+    yield (
+        1 <= store.statement_timeout_s <= LONGEST_STATEMENT_S,
+        "/store/statement_timeout_s",
+        f"must be 1 to {LONGEST_STATEMENT_S}",
+    )
+
+
+def _fault_of_postgresql(url: str) -> str | None:
+    """Return why a URL cannot be used, without what may be its password; None where it can."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    from gateway.actors.store.postgresql_settings import PostgresqlSettings
+
+    escape = "write user, password and host percent-encoded (%40 for @, %2F for /), or use password_file"
+    try:
+        PostgresqlSettings(url=url)
+    except ValueError as error:
+        # libpq quotes the part that it stumbled over; in a URL with a user or a password, that may be either.
+        quotes_a_secret = QUOTED.search(str(error)) and ("@" in url or "password" in url)
+        return f"{QUOTED.sub('a part of it', str(error))}; {escape}" if quotes_a_secret else str(error)
+    members = conninfo_to_dict(url)
+    ports = str(members.get("port") or "0").split(",")
+    if not all(port == "" or (port.isascii() and port.isdecimal() and int(port) < 2**16) for port in ports):
+        return f"its port is no number below 65536; {escape}"
+    if "@" in str(members.get("host") or ""):
+        return f"its host has an @; {escape}"
+    return None
 
 
 def _payment_rules(payment: PaymentSection) -> Iterator[Rule]:
@@ -79,8 +135,7 @@ def _payment_rules(payment: PaymentSection) -> Iterator[Rule]:
 
 
 def _other_rules(configuration: Configuration) -> Iterator[Rule]:
-    url, quota = configuration.store.url, configuration.quota
-    yield not url or (url.startswith(SQLITE) and url != SQLITE), "/store/url", "must be sqlite:///PATH"
+    quota = configuration.quota
     for field in attrs.fields(type(quota)):
         if field.name != "trusted_proxies":
             yield getattr(quota, field.name) >= 0, f"/quota/{field.name}", "must not be negative"

@@ -15,11 +15,17 @@ listen = ["127.0.0.1:8402", "[::1]:8402"]
 operator_listen = "127.0.0.1:8403"
 operator_token_file = "token"
 data_dir = "data"
+keys_dir = "shared-keys"
 name = "node-7"
 drain_s = 5
 max_connections = 10
 [store]
-url = "sqlite:///{data_dir}/node.db"
+url = "postgresql://gateway@db.example/gateway?sslmode=verify-full"
+password_file = "password"
+readers = 8
+lease_ms = 2000
+connect_timeout_s = 3
+statement_timeout_s = 7
 [payment]
 network = "eip155:84532"
 asset = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
@@ -118,6 +124,7 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
     }
     raw: str
     expected: Any
+    bounded = {"lease_ms": 700}
     if key == "adapter":
         raw, expected = '[{kind = "index"}, {kind = "ddgs"}]', None
     elif isinstance(default, tuple):
@@ -127,7 +134,8 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
             "trusted_proxies": ('["::1"]', ("::1",)),
         }[key]
     elif isinstance(default, int):
-        raw, expected = "7", 7
+        expected = bounded.get(key, 7)
+        raw = str(expected)
     else:
         raw = expected = texts.get(key, "text")
     environment = {f"GATEWAY_{section}__{key}".upper(): raw}
@@ -137,6 +145,8 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
             "GATEWAY_PAYMENT__FACILITATOR_URL": texts["facilitator_url"],
             "GATEWAY_PAYMENT__RPC_URLS": '["http://127.0.0.1:2"]',
         }
+    if key == "password_file":
+        environment["GATEWAY_STORE__URL"] = "postgresql://127.0.0.1/gateway"
     found = getattr(getattr(load(None, environment), section), key)
     assert found == expected if expected is not None else [each.kind for each in found] == ["index", "ddgs"]
 
@@ -228,7 +238,8 @@ def test_relative_paths_of_a_file_count_from_its_directory(tmp_path: Path, monke
     configuration = load(path, {})
     monkeypatch.chdir("/")
     assert configuration.data_dir == tmp_path / "data"
-    assert configuration.store_path == tmp_path / "data" / "node.db"
+    assert configuration.keys_dir == tmp_path / "shared-keys"
+    assert configuration.store.password_file == str(tmp_path / "password")
     assert configuration.node.operator_token_file == str(tmp_path / "token")
     assert configuration.search.adapter[0].key_file == str(tmp_path / "brave.key")
 
@@ -249,6 +260,7 @@ def test_relative_paths_of_the_environment_count_from_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(None, {"GATEWAY_NODE__DATA_DIR": "data"}).data_dir == tmp_path / "data"
+    assert load(None, {"GATEWAY_NODE__KEYS_DIR": "keys"}).keys_dir == tmp_path / "keys"
 
 
 def test_the_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +280,41 @@ def test_the_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_store_is_where_its_url_says(tmp_path: Path, url: str, path: str) -> None:
     configuration = structure({"node": {"data_dir": str(tmp_path)}, "store": {"url": url}})
     assert configuration.store_path == Path(path.replace("{data_dir}", str(tmp_path)))
+
+
+def test_the_keys_are_in_the_data_directory_unless_told_otherwise(tmp_path: Path) -> None:
+    node = {"data_dir": str(tmp_path)}
+    assert structure({"node": node}).keys_dir == tmp_path / "keys"
+    assert structure({"node": node | {"keys_dir": "/etc/gateway/keys"}}).keys_dir == Path("/etc/gateway/keys")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_store_on_postgresql_may_be_shared_and_is_no_file(scheme: str) -> None:
+    url = f"{scheme}://gateway@db.example:6432/gateway?sslmode=verify-full"
+    configuration = structure({"store": {"url": url}})
+    assert configuration.shared_store
+    assert configuration.shown_store == url
+    with pytest.raises(ValueError, match="no file"):
+        _ = configuration.store_path
+
+
+def test_a_file_is_not_shared() -> None:
+    configuration = structure({"node": {"data_dir": "/var/lib/gateway"}})
+    assert not configuration.shared_store
+    assert configuration.shown_store == "sqlite:////var/lib/gateway/gateway.db"
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:s3cret@h/d", "postgresql://u@h/d?password=s3cret&sslmode=require"])
+def test_a_password_in_the_url_is_never_shown(url: str) -> None:
+    configuration = structure({"store": {"url": url}})
+    assert configuration.store.url == url
+    assert "s3cret" not in configuration.shown_store + repr(configuration)
+    assert "@h/d" in configuration.shown_store
+
+
+def test_a_relative_url_of_postgresql_is_no_path(tmp_path: Path) -> None:
+    url = "postgresql:///gateway?host=/var/run/postgresql"
+    assert load(written(tmp_path, f"[store]\nurl = '{url}'"), {}).store.url == url
 
 
 @pytest.mark.parametrize(

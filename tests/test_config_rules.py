@@ -117,13 +117,90 @@ def test_a_network_is_a_caip_2_name(network: str) -> None:
         ("quota", "free_search", -1, 0),
         ("quota", "paid", -1, 0),
         ("search", "probe_interval_s", 0, 1),
-        ("store", "url", "postgres://x", "sqlite:////x.db"),
+        ("store", "url", "mysql://x", "postgres://x"),
         ("store", "url", "sqlite:///", ""),
+        ("store", "url", "sqlite://x.db", "sqlite:////x.db"),
+        ("store", "url", "/var/lib/x.db", "postgresql:///x?host=/run"),
+        ("store", "readers", 0, 1),
+        ("store", "readers", 65, 64),
+        ("store", "lease_ms", 499, 500),
+        ("store", "lease_ms", 60_001, 60_000),
+        ("store", "connect_timeout_s", 0, 1),
+        ("store", "connect_timeout_s", 61, 60),
+        ("store", "statement_timeout_s", 0, 1),
+        ("store", "statement_timeout_s", 601, 600),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(section: str, name: str, wrong: Any, right: Any) -> None:
     assert broken(section, **{name: wrong}) == [f"/{section}/{name}"]
     assert broken(section, **{name: right}) == []
+
+
+def told(url: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        structure({"store": {"url": url}})
+    (violation,) = caught.value.violations
+    assert violation.pointer == "/store/url"
+    return violation.detail
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d", "h/d", "POSTGRESQL://h/d", "postgresql:h"])
+def test_a_url_of_another_kind_is_told_both_kinds(url: str) -> None:
+    assert "sqlite:///PATH" in told(url)
+    assert "postgresql://USER@HOST/DATABASE" in told(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql://h/d?sslmod=require", 'invalid URI query parameter: "sslmod"'),
+        ("postgresql://h/d?sslmode", "missing key/value separator"),
+        ("postgresql://[::1/d", "end of string reached"),
+        ("postgresql://h:x/d", "its port is no number"),
+        ("postgresql://h:65536/d", "its port is no number below 65536"),
+    ],
+)
+def test_a_url_that_libpq_does_not_understand_is_refused_in_its_words(url: str, why: str) -> None:
+    assert why in told(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cr%zzet@h/d",
+        "postgresql://u:s3cr/s3cr@h/d",
+        "postgresql://u:s3cr@s3cr@h/d",
+        "postgresql://u:s3 cr/s3cr@h/d",
+        "postgresql://u:s3cr@[::1/d",
+        "postgresql://u@h/d?password=s3cr%zz",
+        "postgresql://u@h/d?password=s3cr&foo=1",
+    ],
+)
+def test_a_url_that_is_refused_does_not_tell_its_password(url: str) -> None:
+    detail = told(url)
+    assert "s3" not in detail
+    assert "percent-encoded" in detail
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@h/d",
+        "postgres://h:6432/d",
+        "postgresql://a:1,b:2,c/d?target_session_attrs=read-write",
+        "postgresql://[::1]:5432/d",
+        "postgresql:///d?host=/var/run/postgresql&port=5433",
+        "postgresql://u@h/d?sslmode=verify-full&sslrootcert=/etc/ca.pem",
+    ],
+)
+def test_what_libpq_understands_is_taken(url: str) -> None:
+    assert broken("store", url=url) == []
+
+
+def test_a_password_file_without_a_server_is_a_mistake() -> None:
+    """Of a node that has lost its store's URL: it would start on an empty SQLite file."""
+    assert broken("store", password_file="password") == ["/store/password_file"]
+    assert broken("store", url="postgresql://h/d", password_file="password") == []
 
 
 @pytest.mark.parametrize("network", ["10.0.0.1", "10.0.0.1/8", "::1", "2001:db8::/32"])

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import hmac
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from gateway.keys import KINDS, Keys, KeysRefused, open_keys, rotate
+from gateway.keys import KINDS, Keys, KeysRefused, differences, open_keys, open_shared_keys, rotate
 
 
 def refused(directory: Path, *, create: bool = True) -> str:
@@ -172,3 +173,93 @@ def test_nothing_is_rotated_where_there_is_nothing(tmp_path: Path) -> None:
 def test_keys_are_never_shown(tmp_path: Path) -> None:
     keys = open_keys(tmp_path, create=True)
     assert repr(keys) == "Keys()"
+
+
+def known_of(directory: Path) -> dict[str, str]:
+    return open_keys(directory, create=True).fingerprints()
+
+
+def test_a_fingerprint_tells_a_key_from_another_and_from_the_same_bytes_of_another_kind(tmp_path: Path) -> None:
+    same = {1: b"x" * 32, 2: b"y" * 32}
+    prints = Keys(peppers=same, nodes=same, quotes=same, receipts=same).fingerprints()
+    assert sorted(prints) == sorted(f"{kind}-{version}" for kind in KINDS for version in (1, 2))
+    assert len(set(prints.values())) == len(prints)
+    assert {len(value) for value in prints.values()} == {64}
+
+
+def test_the_fingerprints_of_peppers_are_those_that_older_stores_hold() -> None:
+    nothing: dict[int, bytes] = {}
+    keys = Keys(peppers={1: b"p" * 32}, nodes=nothing, quotes=nothing, receipts=nothing)
+    digest = hmac.digest(b"p" * 32, b"gateway pepper fingerprint", "sha256").hex()
+    assert keys.fingerprints() == {"pepper-1": digest}
+
+
+def test_a_store_that_knows_no_key_gets_fresh_ones_and_learns_all(tmp_path: Path) -> None:
+    keys, fresh = open_shared_keys(tmp_path / "keys", {})
+    assert fresh == keys.fingerprints()
+    assert open_shared_keys(tmp_path / "keys", fresh) == (keys, {})
+
+
+def test_a_store_that_knows_only_peppers_learns_the_rest(tmp_path: Path) -> None:
+    known = known_of(tmp_path)
+    _, fresh = open_shared_keys(tmp_path, {"pepper-1": known["pepper-1"]})
+    assert sorted(fresh) == ["node-1", "quote-1", "receipt-1"]
+
+
+def test_keys_of_another_store_are_refused_each_by_its_file_with_the_fix(tmp_path: Path) -> None:
+    known = known_of(tmp_path / "a")
+    known_of(tmp_path / "b")
+    with pytest.raises(KeysRefused) as caught:
+        open_shared_keys(tmp_path / "b", known)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(KINDS)
+    for kind, follows in {"pepper": "charged twice", "node": "taken over", "receipt": "verified"}.items():
+        (line,) = (each for each in lines if f"{tmp_path}/b/{kind}-1.key" in each)
+        assert follows in line
+        assert "copy it from another node" in line
+        assert "from the backup" in line
+
+
+def test_an_empty_directory_makes_no_keys_of_its_own_for_a_store_that_has_some(tmp_path: Path) -> None:
+    known = known_of(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(KeysRefused, match="copy it from another node"):
+        open_shared_keys(tmp_path / "b", known)
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["pepper", "node", "receipt"])
+def test_an_older_key_that_the_store_knows_is_needed_still(tmp_path: Path, kind: str) -> None:
+    open_keys(tmp_path, create=True)
+    rotate(tmp_path, kind)
+    known = known_of(tmp_path)
+    (tmp_path / f"{kind}-1.key").unlink()
+    with pytest.raises(KeysRefused, match=f"{kind}-1.key is missing"):
+        open_shared_keys(tmp_path, known)
+
+
+def test_of_quote_secrets_only_the_newest_is_needed(tmp_path: Path) -> None:
+    open_keys(tmp_path, create=True)
+    for _ in range(9):
+        rotate(tmp_path, "quote")
+    known = known_of(tmp_path)
+    for version in range(1, 10):
+        (tmp_path / f"quote-{version}.key").unlink()
+    keys, fresh = open_shared_keys(tmp_path, known)
+    assert (list(keys.quotes), fresh) == ([10], {})
+    (tmp_path / "quote-10.key").rename(tmp_path / "quote-9.key")
+    told = list(differences(open_keys(tmp_path, create=False), known, tmp_path))
+    assert [line.partition(" is ")[0] for line in told] == [f"{tmp_path}/quote-10.key", f"{tmp_path}/quote-9.key"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_that_was_added_is_fresh_and_one_that_the_store_already_uses_must_be_copied(
+    tmp_path: Path, kind: str
+) -> None:
+    before = known_of(tmp_path)
+    rotate(tmp_path, kind)
+    keys, fresh = open_shared_keys(tmp_path, before)
+    assert list(fresh) == [f"{kind}-2"]
+    (tmp_path / f"{kind}-2.key").unlink()
+    with pytest.raises(KeysRefused, match=f"{kind}-2.key is missing"):
+        open_shared_keys(tmp_path, keys.fingerprints())
