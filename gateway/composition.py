@@ -1,7 +1,7 @@
 """How a node is put together: its parts from its configuration, its actors in the order in which they may be asked.
 
-store -> idempotency, quota, ledger -> upstream -> prober -> settlement -> operations -> http (design: each asks only
-what started before it).
+store -> leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> operations -> http (design: each
+asks only what started before it).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from gateway.actors.idempotency import idempotency
+from gateway.actors.leases import Leases
 from gateway.actors.ledger import Posted, ledger
 from gateway.actors.operations import Limits, Surroundings, operations
 from gateway.actors.operations.actor import Message as OperationsMessage
@@ -143,6 +144,8 @@ async def start_actors(
     """Start every actor after the store, in order."""
     signer, naming = Signer.from_keys(keys.receipts), Naming(keys.peppers)
     start = partial(runtime.start, capacity=MAILBOX)
+    leases = Leases(store, lease_ms=configuration.store.lease_ms)
+    await start("leases", leases.watch)
     key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms))
     quota_ref = await start(
         "quota", partial(quota, policies=policies_of(configuration, adapters), store=store, clock_ms=clock_ms)
@@ -161,7 +164,13 @@ async def start_actors(
     operations_ref = await start(
         "operations",
         partial(
-            operations, around=around, table=OPERATIONS, structure=structure, limits=limits, head=lambda: path.head
+            operations,
+            around=around,
+            table=OPERATIONS,
+            structure=structure,
+            limits=limits,
+            head=lambda: path.head,
+            hold=leases.hold,
         ),
     )
     node = Node(

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gateway.actors.runtime import Event, Phase, Runtime, open_runtime
-from gateway.actors.store import Engine, Statement, StoreRefused, open_sqlite
+from gateway.actors.store import Engine, StoreRefused
 from gateway.composition import Parts, adapters_of, clock_ms, start_actors
 from gateway.config import Configuration, ConfigurationError
 from gateway.errors import Violation
@@ -24,10 +24,10 @@ from gateway.http.metrics import Metrics
 from gateway.http.operator import Inside, build_operator_app
 from gateway.http.routes import Readiness, build_app
 from gateway.http.server import GatewayApp, ServerLimits, bind, serve
-from gateway.keys import Keys, KeysRefused, open_keys
+from gateway.opening import open_engine
 from gateway.operator_token import open_token
-from gateway.registry.sealing import Naming
 from gateway.registry.table import OPERATIONS
+from gateway.shared_keys import join_keys
 
 log = structlog.get_logger(__name__)
 
@@ -92,9 +92,9 @@ async def open_node(
         _prepare(configuration.data_dir)
         async with (
             open_runtime(observe=_observe, grace=ACTOR_GRACE_S) as runtime,
-            open_sqlite(runtime, configuration.store_path) as store,
+            open_engine(runtime, configuration) as store,
         ):
-            keys = await _open_keys(configuration, store)
+            keys = await join_keys(store, configuration.keys_dir)
             token = open_token(configuration, create=True) if private else ""
             parts = await start_actors(runtime, store, keys, configuration, adapters, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)
@@ -241,28 +241,6 @@ def _prepare(data_dir: Path) -> None:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreRefused(data_dir, f"cannot be made: {error.strerror}", "Configure [node] data_dir.") from error
-
-
-async def _open_keys(configuration: Configuration, store: Engine) -> Keys:
-    """Open the keys; a store that knows peppers which are not there is refused, it would charge twice."""
-    known = await store.fetch("SELECT name, value FROM node_facts WHERE name LIKE 'pepper-%'")
-    keys = open_keys(configuration.data_dir / "keys", create=not known)
-    fingerprints = {f"pepper-{version}": value for version, value in Naming(keys.peppers).fingerprints().items()}
-    for name, value in ((str(name), value) for name, value in known):
-        if fingerprints.get(name) != value:
-            raise KeysRefused(
-                f"{configuration.data_dir / 'keys'}: {name} is missing or another one than the store was filled with;"
-                " restore it from the backup: without it old keys are not recognised and would be charged twice"
-            )
-    fresh = [
-        Statement(
-            "INSERT INTO node_facts (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING",
-            {"name": name, "value": value},
-        )
-        for name, value in fingerprints.items()
-    ]
-    await store.commit(*fresh)
-    return keys
 
 
 def _observe(event: Event) -> None:
