@@ -15,9 +15,11 @@ import orjson
 import structlog
 import trio
 
+from gateway.actors.leases import Hold, alone
 from gateway.actors.operations.life import State
 from gateway.actors.operations.live import open_output
 from gateway.actors.operations.order import Earlier, Ended, Failure
+from gateway.actors.retention import LEASE as RETENTION
 from gateway.actors.retention import keep_sweeping
 from gateway.actors.runtime import Ask, Inbox, Letter
 from gateway.actors.store import Row, Store, Value
@@ -160,10 +162,10 @@ def _hit(row: Row) -> _Hit:
     return _Hit(row[0], row[1], State(str(row[2])), *row[3:])  # type: ignore[arg-type]  # the schema's types
 
 
-async def idempotency(inbox: Inbox[Message], *, store: Store, clock_ms: Callable[[], int]) -> None:
+async def idempotency(inbox: Inbox[Message], *, store: Store, clock_ms: Callable[[], int], hold: Hold = alone) -> None:
     """Serve look-ups, a snapshot for all that wait; sweep what is past its life."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_sweeping, store, clock_ms)
+        nursery.start_soon(hold, RETENTION, lambda _: keep_sweeping(store, clock_ms))
         inbox.ready()
         async for letters in inbox.batches(BATCH):
             await _serve(letters, store)

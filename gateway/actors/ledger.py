@@ -1,7 +1,8 @@
 """The ledger actor: seals what the durable steps posted into the hash chain.
 
 Entries are posted in the same commit as the step they belong to; the chain follows within a second, so that no
-payment waits for a single chain's order.
+payment waits for a single chain's order.  Of several nodes one seals for all, the holder of a lease; the others tell it
+when they have posted.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import attrs
 import structlog
 import trio
 
+from gateway.actors.leases import Held, Hold, alone
 from gateway.actors.runtime import Ask, Inbox
-from gateway.actors.store import Conflict, Row, Statement, Store
+from gateway.actors.store import Conflict, NodeStore, Row, Statement, Store
 from gateway.errors import StoreUnavailable
 from gateway.registry.ledger import REVENUE, Audit, Block, Entry, Posting, audit, seal_block
 from gateway.registry.receipts import BLOCK_TYPE, Signer
@@ -23,6 +25,9 @@ log = structlog.get_logger(__name__)
 
 SEAL_AFTER_S = 0.5
 SEAL_EVERY_S = 10.0
+SEAL_EVERY_SHARED_S = 2.0
+"""The net for what was posted and not told: on another node, perhaps by one that has died since."""
+LEASE = TOPIC = "ledger"
 BLOCK_ENTRIES = 500
 
 
@@ -56,48 +61,101 @@ UNPOSTED = """
 FAULTS_LISTED = 100
 
 
-async def ledger(inbox: Inbox[Message], *, store: Store, signer: Signer, clock_ms: Callable[[], int]) -> None:
+async def ledger(
+    inbox: Inbox[Message], *, store: NodeStore, signer: Signer, clock_ms: Callable[[], int], hold: Hold = alone
+) -> None:
     """Seal soon after a posting, and now and then in any case; once more at the end."""
-    posted = trio.Event()
-
-    async def keep_sealing() -> None:
-        nonlocal posted
-        while True:
-            with trio.move_on_after(SEAL_EVERY_S):
-                await posted.wait()
-                await trio.sleep(SEAL_AFTER_S)
-            posted = trio.Event()
-            await _seal(store, signer, clock_ms)
-
+    books = _Books(store, signer, clock_ms)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_sealing)
+        nursery.start_soon(hold, LEASE, books.keep_sealing)
+        if store.shared:
+            nursery.start_soon(books.pass_on)
         inbox.ready()
         async for letter in inbox:
             message = letter.message
             if isinstance(message, Posted):
-                posted.set()
+                books.note()
                 continue
             try:
                 letter.answer(message, await last_block(store))
             except StoreUnavailable as error:
                 letter.refuse(error)
+        with trio.move_on_after(5):
+            await books.finish()
         nursery.cancel_scope.cancel()
-    with trio.move_on_after(5):
-        await _seal(store, signer, clock_ms)
 
 
-async def _seal(store: Store, signer: Signer, clock_ms: Callable[[], int]) -> None:
-    try:
-        while await seal_next(store, signer, clock_ms()):
-            pass
-    except (StoreUnavailable, Conflict) as error:
-        log.warning("ledger_seal_failed", reason=str(error))
+@attrs.define(eq=False)
+class _Books:
+    """The sealing: `held` is the lease while this node has it.
+
+    `posted` is set once there is something to seal, `untold` once the node that seals has to hear of something.
+    """
+
+    store: NodeStore
+    signer: Signer
+    clock_ms: Callable[[], int]
+    held: Held | None = None
+    posted: trio.Event = attrs.field(factory=trio.Event)
+    untold: trio.Event = attrs.field(factory=trio.Event)
+    sealing: trio.Lock = attrs.field(factory=trio.Lock)
+
+    def note(self) -> None:
+        """Take note that something was posted."""
+        (self.posted if self.held or not self.store.shared else self.untold).set()
+
+    async def keep_sealing(self, held: Held) -> None:
+        """Seal for all nodes."""
+        self.held = held
+        try:
+            async with trio.open_nursery() as nursery:
+                if self.store.shared:
+                    nursery.start_soon(self.listen)
+                while True:
+                    await self.seal(held)
+                    with trio.move_on_after(SEAL_EVERY_SHARED_S if self.store.shared else SEAL_EVERY_S):
+                        await self.posted.wait()
+                        await trio.sleep(SEAL_AFTER_S)
+        finally:
+            self.held = None
+
+    async def listen(self) -> None:
+        """Hear of what other nodes have posted."""
+        while True:
+            with self.store.hear(TOPIC) as told:
+                await told.wait()
+            self.posted.set()
+
+    async def pass_on(self) -> None:
+        """Tell the node that seals, at most once in the time that it waits for more."""
+        while True:
+            await self.untold.wait()
+            self.untold = trio.Event()
+            self.store.tell(TOPIC)
+            await trio.sleep(SEAL_AFTER_S)
+
+    async def seal(self, held: Held) -> None:
+        """Seal all that is there; what cannot be sealed now is sealed later."""
+        async with self.sealing:
+            self.posted = trio.Event()
+            try:
+                while await seal_next(self.store, self.signer, self.clock_ms(), held.fence()):
+                    pass
+            except (StoreUnavailable, Conflict) as error:
+                log.warning("ledger_seal_failed", reason=str(error))
+
+    async def finish(self) -> None:
+        """Seal what was posted before the end, or leave it to the node that seals."""
+        if self.held is not None:
+            await self.seal(self.held)
+        elif self.untold.is_set():
+            self.store.tell(TOPIC)
 
 
-async def seal_next(store: Store, signer: Signer, now: int) -> bool:
+async def seal_next(store: Store, signer: Signer, now: int, *guards: Statement) -> bool:
     """Seal one block of unsealed entries; return True if there may be more.
 
-    Raises `Conflict` if another node was first.
+    Raises `Conflict` if another node was first, or a guard does not hold.
     """
     found = await store.fetch(UNSEALED, {"limit": BLOCK_ENTRIES})
     if not found:
@@ -120,7 +178,7 @@ async def seal_next(store: Store, signer: Signer, now: int) -> bool:
         )
         for entry_id, _ in entries
     ]
-    await store.commit(insert, *marks)
+    await store.commit(*guards, insert, *marks)
     return len(found) == BLOCK_ENTRIES
 
 

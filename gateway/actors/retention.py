@@ -1,7 +1,7 @@
 """How long anything is kept: outputs seven days, then tombstones four hundred, then nothing (spec/readings).
 
 An output that is past its life takes the request, the payment and the wrapped key along; what stays answers
-`result_expired` with the receipt.
+`result_expired` with the receipt.  What routes and nodes that are gone left behind goes after a month.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from gateway.actors.leases import JOINED
 from gateway.actors.store import Statement, Store, Value
 from gateway.errors import StoreUnavailable
 
@@ -18,6 +19,8 @@ log = structlog.get_logger(__name__)
 
 SWEEP_EVERY_S = 600.0
 SWEEP_AT_ONCE = 100
+LEFT_BEHIND_MS = 30 * 24 * 3600 * 1000
+LEASE = "retention"
 
 
 async def keep_sweeping(store: Store, clock_ms: Callable[[], int]) -> None:
@@ -38,6 +41,7 @@ async def sweep(store: Store, now: int) -> None:
             await store.commit(*(statement for (operation_id,) in due for statement in drop(str(operation_id), now)))
             left = await store.fetch(overdue, {"now": now, "limit": SWEEP_AT_ONCE})
             due = left if left != due else []
+    await _drop_left_behind(store)
 
 
 OUTPUTS_DUE = """
@@ -88,3 +92,17 @@ def _drop_tombstone(operation_id: str, now: int) -> list[Statement]:
             named,
         ),
     ]
+
+
+_LEFT_BEHIND = (
+    ("findings", "probed_at < :store_ms - :age"),
+    ("leases", f"taken_at < :store_ms - :age AND NOT EXISTS (SELECT 1 FROM nodes n WHERE {JOINED})"),  # noqa: S608 - a condition
+)
+
+
+async def _drop_left_behind(store: Store) -> None:
+    """Forget proofs that expired long ago, and leases that nobody alive has."""
+    age: dict[str, Value] = {"age": LEFT_BEHIND_MS}
+    for table, old in _LEFT_BEHIND:
+        if await store.fetch(f"SELECT 1 FROM {table} WHERE {old} LIMIT 1", age):  # noqa: S608 - names above
+            await store.commit(Statement(f"DELETE FROM {table} WHERE {old}", age))  # noqa: S608 - names above

@@ -6,16 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gateway.actors import ledger as module
+from gateway.actors.leases import Leases
 from gateway.actors.ledger import Head, Posted, audit_store, last_block, ledger, seal_next
 from gateway.actors.operations import rows
 from gateway.actors.runtime import Ref, open_runtime
-from gateway.actors.store import Conflict, Engine, Statement, open_sqlite
+from gateway.actors.store import Conflict, Engine, Statement, Store, open_sqlite
 from gateway.registry.ledger import HOLD, Entry, move, payer_account
 from gateway.registry.receipts import Signer
+from tests.actors.nodes import LEASE_MS, Member, Nodes, open_nodes
 from tests.http.shop import Shop, open_shop
 
 SIGNER = Signer.from_keys({1: b"1" * 32})
@@ -35,7 +39,7 @@ def entries(number: int, amount: int = 6000) -> tuple[Entry, Entry]:
     )
 
 
-async def post(store: Engine, *numbers: int) -> None:
+async def post(store: Store, *numbers: int) -> None:
     await store.commit(*(statement for number in numbers for statement in rows.postings(entries(number))))
 
 
@@ -52,7 +56,7 @@ async def open_store(directory: Path) -> AsyncIterator[Engine]:
         yield store
 
 
-async def faults(store: Engine) -> tuple[str, ...]:
+async def faults(store: Store) -> tuple[str, ...]:
     return (await audit_store(store, SIGNER.key_set)).faults
 
 
@@ -212,3 +216,138 @@ async def test_a_purchase_leaves_the_books_balanced(tmp_path: Path) -> None:
         found = await audit_store(shop.store, shop.signer.key_set)
         assert found.balances == {"payers": -6000, HOLD: 0, "revenue": 6000}
         assert found.faults == ()
+
+
+# -- several nodes -----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(eq=False)
+class Office:
+    """A node with its books; `scope` is its process."""
+
+    store: Member
+    leases: Leases
+    ref: Ref[Any]
+    scope: trio.CancelScope
+
+    async def post(self, *numbers: int) -> None:
+        await post(self.store, *numbers)
+        self.ref.tell(Posted())
+
+
+async def open_office(
+    nodes: Nodes, name: str, deaf: bool, *, task_status: trio.TaskStatus[Office] = trio.TASK_STATUS_IGNORED
+) -> None:
+    store = await nodes.join(name, deaf=deaf)
+    leases = Leases(store, lease_ms=LEASE_MS)
+    with trio.CancelScope() as scope:
+        async with open_runtime() as runtime:
+            await runtime.start("leases", leases.watch)
+            body = partial(ledger, store=store, signer=SIGNER, clock_ms=lambda: NOW, hold=leases.hold)
+            task_status.started(Office(store, leases, await runtime.start("ledger", body), scope))
+            await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def two_offices(directory: Path, *, deaf: bool = False) -> AsyncIterator[tuple[Nodes, Office, Office]]:
+    """Two nodes over one store; the first of them seals."""
+    async with open_nodes(directory) as nodes, trio.open_nursery() as nursery:
+        one = await nursery.start(open_office, nodes, "one", deaf)
+        await trio.testing.wait_all_tasks_blocked()
+        two = await nursery.start(open_office, nodes, "two", deaf)
+        assert list(one.leases.held) == ["ledger"]
+        yield nodes, one, two
+        nursery.cancel_scope.cancel()
+
+
+async def unsealed(store: Store) -> int:
+    ((count,),) = await store.fetch("SELECT COUNT(*) FROM ledger_entries WHERE height IS NULL")
+    return int(count or 0)
+
+
+async def test_one_of_two_nodes_seals_what_both_have_posted(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with two_offices(tmp_path) as (nodes, one, two):
+        written = two.store.writes
+        for number in range(0, 20, 2):
+            await one.post(number)
+            await two.post(number + 1)
+            await trio.sleep(module.SEAL_AFTER_S + 0.01)
+            assert await unsealed(nodes.real) == 0
+        assert two.store.writes - written == 10
+        found = await audit_store(nodes.real, SIGNER.key_set)
+        assert (found.entries, found.faults) == (40, ())
+
+
+async def test_what_nobody_told_is_sealed_within_two_seconds(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with two_offices(tmp_path, deaf=True) as (nodes, _, two):
+        await trio.sleep(10.7)
+        await two.post(1)
+        await trio.sleep(module.SEAL_EVERY_SHARED_S + 0.01)
+        assert await unsealed(nodes.real) == 0
+
+
+async def test_a_node_tells_of_many_postings_at_most_twice_a_second(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    async with two_offices(tmp_path) as (nodes, _, two):
+        monkeypatch.setattr(Member, "tell", lambda *_: told.append(trio.current_time()))
+        for number in range(100):
+            await two.post(number)
+            await trio.sleep(0.05)
+        assert 9 <= len(told) <= 11
+        monkeypatch.undo()
+        await trio.sleep(3)
+        assert await unsealed(nodes.real) == 0
+
+
+async def test_another_node_seals_on_when_the_one_that_sealed_has_died(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with two_offices(tmp_path) as (nodes, one, two):
+        await one.post(1)
+        await trio.sleep(1)
+        await one.post(2)
+        one.store.away = True
+        one.scope.cancel()
+        await two.post(3)
+        await trio.sleep(2)
+        assert await unsealed(nodes.real) == 0
+        assert await faults(nodes.real) == ()
+        assert list(two.leases.held) == ["ledger"]
+
+
+async def test_a_node_that_seals_seals_once_more_and_hands_on_at_its_end(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with two_offices(tmp_path) as (nodes, one, two):
+        await one.post(1)
+        one.scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await unsealed(nodes.real) == 0
+        assert list(two.leases.held) == ["ledger"]
+
+
+async def test_a_block_of_an_earlier_holder_is_refused(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with two_offices(tmp_path) as (nodes, one, two):
+        stale = one.leases.held["ledger"].fence()
+        with one.store.unreachable():
+            await trio.sleep(3)
+        await trio.sleep(1)
+        assert list(two.leases.held) == ["ledger"]
+        await post(nodes.real, 1)
+        with pytest.raises(Conflict) as caught:
+            await seal_next(one.store, SIGNER, NOW, stale)
+        assert caught.value.index == 0
+        assert await nodes.real.fetch("SELECT * FROM ledger_blocks") == []
+
+
+async def test_a_node_whose_store_was_away_seals_on_by_itself(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with two_offices(tmp_path) as (nodes, one, two):
+        with one.store.unreachable(), two.store.unreachable():
+            await trio.sleep(30)
+            await post(nodes.real, 1)
+            assert {*one.leases.held, *two.leases.held} == set()
+        await trio.sleep(1)
+        assert await unsealed(nodes.real) == 0
+        assert [*one.leases.held, *two.leases.held] == ["ledger"]

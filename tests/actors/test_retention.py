@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gateway.actors import retention
+from gateway.actors.idempotency import idempotency
+from gateway.actors.leases import Leases
 from gateway.actors.ledger import audit_store
 from gateway.actors.retention import keep_sweeping, sweep
+from gateway.actors.runtime import open_runtime
 from gateway.actors.settlement import Standing
-from gateway.actors.store import Statement
+from gateway.actors.store import Statement, Store, Value
 from gateway.errors import ExecutorFailed, StoreUnavailable
+from tests.actors.nodes import LEASE_MS, Member, open_nodes
 from tests.http.shop import Shop, open_shop
 
 KEY = "0123456789abcdef0123"
@@ -128,4 +134,51 @@ async def test_sweeping_goes_on_after_the_store_was_away(tmp_path: Path, monkeyp
         with trio.fail_after(5):
             while (await sealed(shop))[0][0] == 0:
                 await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_routes_and_nodes_that_are_gone_left_behind_is_forgotten_after_a_month(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        for name, age_ms, node in (("old", 31, "gone"), ("new", 29, "gone"), ("held", 31, "node-1")):
+            named: dict[str, Value] = {"name": name, "age": age_ms * DAY_MS, "node": node}
+            await shop.store.commit(
+                Statement("INSERT INTO leases VALUES (:name, :node, 1, 1, :store_ms - :age)", named),
+                Statement("INSERT INTO findings VALUES (:name, '', :node, :store_ms - :age, 1, '{}')", named),
+            )
+        await sweep(shop.store, shop.clock())
+        assert await shop.store.fetch("SELECT name FROM leases ORDER BY name") == [("held",), ("new",)]
+        assert await shop.store.fetch("SELECT route FROM findings") == [("new",)]
+
+
+async def test_of_two_nodes_one_sweeps_and_the_other_goes_on_when_it_has_died(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[tuple[str, int]] = []
+
+    async def note(store: Store, now: int) -> None:
+        assert isinstance(store, Member)
+        swept.append((store.node, now))
+
+    monkeypatch.setattr(retention, "sweep", note)
+
+    async def live(member: Member, scope: trio.CancelScope) -> None:
+        with scope:
+            async with open_runtime() as runtime:
+                leases = Leases(member, lease_ms=LEASE_MS)
+                await runtime.start("leases", leases.watch)
+                clock = lambda: round(trio.current_time())  # noqa: E731 - as short as it is
+                await runtime.start("names", partial(idempotency, store=member, clock_ms=clock, hold=leases.hold))
+                await trio.sleep_forever()
+
+    async with open_nodes(tmp_path) as nodes, trio.open_nursery() as nursery:
+        members = [await nodes.join(name) for name in ("one", "two")]
+        process = trio.CancelScope()
+        nursery.start_soon(live, members[0], process)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(live, members[1], trio.CancelScope())
+        await trio.sleep(1500)
+        members[0].away = True
+        process.cancel()
+        await trio.sleep(601)
+        assert swept == [("one", 0), ("one", 600), ("one", 1200), ("two", 1501)]
         nursery.cancel_scope.cancel()
