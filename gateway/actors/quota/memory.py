@@ -1,8 +1,7 @@
-"""The quota actor: calls a minute and caller, counted exactly.
+"""Counting by the one node of its store: counters live in memory, exactly.
 
-A window opens with a caller's first call and lasts `window_s`.  Counters live in memory and are flushed to the store
-every few seconds, so that a restart does not forget them: a clean one nothing, a kill what was counted since the last
-flush.  The unpaid path writes nothing else (design/architecture, "The store").
+They are flushed to the store every few seconds, so that a restart does not forget them: a clean one nothing, a kill
+what was counted since the last flush.  The unpaid path writes nothing else (design/architecture, "The store").
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import attrs
 import structlog
 import trio
 
-from gateway.actors.runtime import Ask, Inbox
+from gateway.actors.quota.policy import Allowance, GiveBack, Message, Policy, Spend
+from gateway.actors.runtime import Inbox
 from gateway.actors.store import Statement, Store
 from gateway.errors import StoreUnavailable
 
@@ -23,53 +23,6 @@ FLUSH_EVERY_S = 5.0
 FLUSH_AT_ONCE = 2_000
 MAX_WINDOWS = 200_000
 """Callers remembered at once; beyond it the oldest windows are let go."""
-
-
-@attrs.frozen
-class Policy:
-    """At most `limit` calls in `window_s` seconds."""
-
-    name: str
-    limit: int
-    window_s: int = 60
-
-
-@attrs.frozen
-class Allowance:
-    """What is left: `granted` for this call, `remaining` calls more, `reset_s` seconds until the window ends."""
-
-    policy: Policy
-    granted: bool
-    remaining: int
-    reset_s: int
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The `RateLimit` and `RateLimit-Policy` fields (draft-ietf-httpapi-ratelimit-headers)."""
-        name = self.policy.name
-        return {
-            "RateLimit-Policy": f'"{name}";q={self.policy.limit};w={self.policy.window_s}',
-            "RateLimit": f'"{name}";r={self.remaining};t={self.reset_s}',
-        }
-
-
-@attrs.frozen
-class Spend(Ask[Allowance]):
-    """Count one call of a caller against a policy."""
-
-    policy: str
-    caller: str
-
-
-@attrs.frozen
-class GiveBack:
-    """Take one call back: a quote that was redeemed, or a free call that nothing could serve."""
-
-    policy: str
-    caller: str
-
-
-Message = Spend | GiveBack
 
 
 @attrs.define
@@ -94,7 +47,7 @@ class _Counters:
             window.used += 1
             window.dirty = True
         left_ms = window.opened_ms + policy.window_s * 1000 - now
-        return Allowance(policy, granted, max(policy.limit - window.used, 0), -(-left_ms // 1000))
+        return Allowance(policy, granted, max(policy.limit - window.used, 0), -(-left_ms // 1000), window.opened_ms)
 
     def window(self, policy: Policy, caller: str, now: int) -> _Window:
         """Return the caller's window of now.  A clock that was put back moves the window along, it opens no new one."""
@@ -109,10 +62,12 @@ class _Counters:
                 self.windows.pop(next(iter(self.windows)))
         return window
 
-    def give_back(self, policy: str, caller: str) -> None:
+    def give_back(self, call: GiveBack) -> None:
         """Take one call back, where the window that it was counted in is still open."""
-        window = self.windows.get((policy, caller))
-        if window is not None and window.used > 0:
+        window = self.windows.get((call.policy, call.caller))
+        if window is None or window.used == 0:
+            return
+        if call.counted_ms is None or window.opened_ms <= call.counted_ms:
             window.used -= 1
             window.dirty = True
 
@@ -125,7 +80,7 @@ class _Counters:
         ]
 
 
-async def quota(
+async def count_in_memory(
     inbox: Inbox[Message], *, policies: Mapping[str, Policy], store: Store, clock_ms: Callable[[], int]
 ) -> None:
     """Count calls; flush now and then and once more at the end."""
@@ -147,7 +102,7 @@ async def quota(
             if isinstance(message, Spend):
                 letter.answer(message, counters.spend(policies[message.policy], message.caller))
             else:
-                counters.give_back(message.policy, message.caller)
+                counters.give_back(message)
         nursery.cancel_scope.cancel()
     with trio.move_on_after(5):
         await _flush(counters, store)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,8 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.actors import quota as module
-from gateway.actors.quota import Allowance, GiveBack, Message, Policy, Spend, quota
+from gateway.actors.quota import GiveBack, Message, Policy, Spend, memory, quota
 from gateway.actors.runtime import Ref, open_runtime
 from gateway.actors.store import Engine, Row, Statement, Value, open_sqlite
 from gateway.errors import StoreUnavailable
@@ -126,11 +124,15 @@ async def test_what_is_given_back_can_be_spent_again_and_no_more_than_that(tmp_p
         assert await spent(ref, times=2) == [True, False]
 
 
-@pytest.mark.parametrize("name", ["free_search", "unpaid_quotes"])
-def test_the_fields_are_those_of_the_ratelimit_draft(name: str) -> None:
-    allowance = Allowance(Policy(name, 12), granted=True, remaining=11, reset_s=60)
-    assert allowance.headers == {"RateLimit-Policy": f'"{name}";q=12;w=60', "RateLimit": f'"{name}";r=11;t=60'}
-    assert all(re.fullmatch(r'"[a-z_]+"(;[a-z]=[0-9]+){2}', value) for value in allowance.headers.values())
+@pytest.mark.parametrize(("counted_ms", "granted"), [(START - 1, False), (START, True), (START + 9_000, True)])
+async def test_a_call_goes_back_to_no_window_that_opened_after_it(
+    tmp_path: Path, counted_ms: int, granted: bool
+) -> None:
+    async with counting(tmp_path, Clock()) as (ref, _):
+        assert (await ref.ask(Spend("free", "a"))).opened_ms == START
+        await spent(ref, times=2)
+        ref.tell(GiveBack("free", "a", counted_ms))
+        assert await spent(ref, times=2) == [granted, False]
 
 
 async def test_a_clean_restart_forgets_nothing(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ async def test_a_clean_restart_forgets_nothing(tmp_path: Path) -> None:
 
 
 async def test_what_is_flushed_now_and_then_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_EVERY_S", 0.01)
+    monkeypatch.setattr(memory, "FLUSH_EVERY_S", 0.01)
     async with counting(tmp_path, Clock()) as (ref, store):
         await spent(ref, times=2)
         await until_flushed(store, 2)
@@ -164,14 +166,14 @@ async def until_flushed(store: Engine, used: int) -> None:
 
 async def test_windows_that_ended_leave_memory_and_store(tmp_path: Path) -> None:
     clock = Clock()
-    counters = module._Counters(POLICIES, clock)
+    counters = memory._Counters(POLICIES, clock)
     async with counting(tmp_path, clock) as (_, store):
         counters.spend(POLICIES["free"], "a")
         counters.spend(POLICIES["paid"], "a")
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert len(await store.fetch("SELECT * FROM quota_counters")) == 2
         clock.now += 60_000
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert (counters.windows, await store.fetch("SELECT * FROM quota_counters")) == ({}, [])
 
 
@@ -181,11 +183,11 @@ async def test_a_long_window_keeps_no_short_ones(tmp_path: Path) -> None:
     async with counting(tmp_path, clock, policies) as (ref, store):
         await spent(ref, "daily", times=5)
         await spent(ref, times=3)
-        counters = module._Counters(policies, clock)
+        counters = memory._Counters(policies, clock)
         counters.spend(policies["free"], "b")
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         clock.now += 60_000
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert await store.fetch("SELECT quota, caller FROM quota_counters") == []
     async with counting(tmp_path, clock, policies) as (ref, store):
         assert await store.fetch("SELECT quota, caller, used FROM quota_counters") == [("daily", "a", 5)]
@@ -195,25 +197,25 @@ async def test_a_long_window_keeps_no_short_ones(tmp_path: Path) -> None:
 
 async def test_a_store_that_is_away_gets_the_counts_later(tmp_path: Path) -> None:
     clock = Clock()
-    counters = module._Counters(POLICIES, clock)
+    counters = memory._Counters(POLICIES, clock)
     async with counting(tmp_path, clock) as (_, engine):
         store = Unwritable(engine)
         counters.spend(POLICIES["free"], "a")
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert await engine.fetch("SELECT used FROM quota_counters") == []
         store.away = False
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert await engine.fetch("SELECT used FROM quota_counters") == [(1,)]
 
 
 async def test_many_callers_are_flushed_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_AT_ONCE", 7)
+    monkeypatch.setattr(memory, "FLUSH_AT_ONCE", 7)
     clock = Clock()
-    counters = module._Counters(POLICIES, clock)
+    counters = memory._Counters(POLICIES, clock)
     async with counting(tmp_path, clock) as (_, store):
         for number in range(40):
             counters.spend(POLICIES["free"], str(number))
-        await module._flush(counters, store)
+        await memory._flush(counters, store)
         assert await store.fetch("SELECT COUNT(*), SUM(used) FROM quota_counters") == [(40, 40)]
         assert not any(window.dirty for window in counters.windows.values())
 
@@ -221,8 +223,8 @@ async def test_many_callers_are_flushed_in_bounded_steps(tmp_path: Path, monkeyp
 def test_no_more_than_so_many_callers_are_remembered_and_the_oldest_goes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WINDOWS", 10)
-    counters = module._Counters(POLICIES, Clock())
+    monkeypatch.setattr(memory, "MAX_WINDOWS", 10)
+    counters = memory._Counters(POLICIES, Clock())
     for number in range(100):
         counters.spend(POLICIES["free"], str(number))
     assert [caller for _, caller in counters.windows] == [str(number) for number in range(90, 100)]
@@ -235,7 +237,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["spend", "back", "wait", "rewind"]),
 @given(steps=STEPS)
 def test_no_history_grants_more_than_the_limit_in_a_window(steps: list[tuple[str, int]]) -> None:
     clock, policy = Clock(), POLICIES["free"]
-    counters = module._Counters(POLICIES, clock)
+    counters = memory._Counters(POLICIES, clock)
     grants: list[int] = []
     elapsed = given_back = 0
     for step, by in steps:
@@ -245,7 +247,7 @@ def test_no_history_grants_more_than_the_limit_in_a_window(steps: list[tuple[str
         elif step == "rewind":
             clock.now -= by
         elif step == "back":
-            counters.give_back("free", "a")
+            counters.give_back(GiveBack("free", "a"))
             given_back += 1
         else:
             allowance = counters.spend(policy, "a")
