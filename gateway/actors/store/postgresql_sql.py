@@ -27,7 +27,7 @@ _TOKENS = re.compile(
   | : (?P<parameter> [A-Za-z_][A-Za-z0-9_]* )
   | (?P<word> [^\W\d]\w* )
   | (?P<number> \d+(?:\.\d+)? )
-  | (?P<mark> . )
+  | (?P<mark> [<>!=|]{2} | . )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -87,6 +87,10 @@ def tokens(sql: str) -> Iterator[Token]:
         yield Token(str(found.lastgroup), found[str(found.lastgroup)])
 
 
+def _names_of(statement: Spoken) -> frozenset[str]:
+    return frozenset(statement.names)
+
+
 @attrs.frozen
 class Spoken:
     """A portable statement as PostgreSQL takes it, and the names of `$1`, `$2` and so on; `verb` is its first word."""
@@ -94,15 +98,19 @@ class Spoken:
     sql: str
     names: tuple[str, ...]
     verb: str
+    _needed: frozenset[str] = attrs.field(init=False, default=attrs.Factory(_names_of, takes_self=True))
+
+    def require_sendable(self, parameters: Mapping[str, Value]) -> None:
+        """Raise Misused unless it can be sent with these parameters."""
+        if self.verb in _OF_TRANSACTIONS:
+            raise Misused(f"{self.verb.upper()} is no part of a step")
+        if not parameters.keys() >= self._needed:
+            raise Misused(f"no value is given for :{next(name for name in self.names if name not in parameters)}")
 
     def command(self, parameters: Mapping[str, Value]) -> Command:
         """The command for these parameters.  Raises Misused."""
-        if self.verb in _OF_TRANSACTIONS:
-            raise Misused(f"{self.verb.upper()} is no part of a step")
-        try:
-            values = [parameters[name] for name in self.names]
-        except KeyError as error:
-            raise Misused(f"no value is given for :{error.args[0]}") from None
+        self.require_sendable(parameters)
+        values = [parameters[name] for name in self.names]
         types = tuple(map(type_of, values))
         return Command(self.sql, list(map(encoded, values)), types, [int(oid == BYTEA) for oid in types])
 

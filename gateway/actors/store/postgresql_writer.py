@@ -13,11 +13,12 @@ import attrs
 import trio
 
 from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
+from gateway.actors.store.postgresql_batches import Again, Planner
 from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
 from gateway.actors.store.postgresql_failures import RETRIED, STALE_PLAN, Disconnected, Rejection
 from gateway.actors.store.postgresql_link import Link, NotNow
 from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, ROLLBACK
-from gateway.actors.store.postgresql_sql import Misused, command
+from gateway.actors.store.postgresql_sql import Misused, command, spoken
 from gateway.actors.store.postgresql_values import Unreadable, rows_of
 from gateway.actors.store.protocol import Row, Statement
 
@@ -28,6 +29,7 @@ Result = list[list[Row]] | Conflict | StatementFailed | Failure
 _SAVEPOINT, _KEEP, _UNDO = Command("SAVEPOINT step"), Command("RELEASE step"), Command("ROLLBACK TO step")
 _TRIES_ALONE = 8
 _LONG_S = 20.0
+_MOST_TOGETHER = 32 * 1024 * 1024
 
 
 @attrs.frozen
@@ -40,15 +42,15 @@ class Asked:
 
 @attrs.frozen
 class Ready:
-    """A step whose commands can be sent, and its place among the results."""
+    """A step that can be sent, and its place among the results."""
 
     place: int
     step: Step
-    commands: Sequence[Command]
 
-
-class _Again(Exception):
-    """A transaction was lost to another one, or a plan was stale."""
+    @property
+    def commands(self) -> list[Command]:
+        """Its statements, one by one."""
+        return [command(statement.sql, statement.parameters) for statement in self.step]
 
 
 class _Refused(Exception):
@@ -67,6 +69,7 @@ class Writer:
         self._link = link
         self._within = within
         self._patience = patience
+        self._planner = Planner()
 
     async def run(self, asked: Sequence[Asked]) -> list[Result]:
         """Store the steps, all in one transaction if that can be; what is returned as rows is durable."""
@@ -74,7 +77,8 @@ class Writer:
         ready = []
         for place, one in enumerate(asked):
             try:
-                ready.append(Ready(place, one.step, commands_of(one.step)))
+                require_sendable(one.step)
+                ready.append(Ready(place, one.step))
             except StatementFailed as failed:
                 results[place] = failed
         left = Failure(Reason.STALLED)
@@ -83,7 +87,7 @@ class Writer:
                 tenure = self._link.member.tenure
                 stale = [step for step in ready if asked[step.place].tenure != tenure]
                 results |= {step.place: Failure(Reason.LEASE_LOST) for step in stale}
-                await _Group(self._link, self._within, tenure, results).store(ready)
+                await _Group(self._link, self._planner, self._within, tenure, results).store(ready)
         except NotNow as not_now:
             left = not_now.failure
         return [results.get(place, left) for place in range(len(asked))]
@@ -94,6 +98,7 @@ class _Group:
     """The steps of one turn; `results` is filled in as they become known."""
 
     link: Link
+    planner: Planner
     within: float
     tenure: int
     results: dict[int, Result]
@@ -121,15 +126,23 @@ class _Group:
     async def _together(self, steps: Sequence[Ready]) -> bool:
         """One transaction, in the hope that all goes well; False where it did not, and nothing is stored."""
         connection = await self._connection()
-        commands = [command for step in steps for command in step.commands]
+        asked = [(step.place, step.step) for step in steps]
+        batches, rest = await self.planner.batches(connection, asked, self.within)
+        single = [Ready(place, step) for place, step in rest]
+        commands = [command for batch in batches for command in batch.commands]
+        commands += [command for step in single for command in step.commands]
+        if sum(map(len_of, commands)) > _MOST_TOGETHER:
+            return False
         outcomes = iter(await self._begun(connection, commands))
-        found = {}
+        found: dict[int, Result] = {}
         try:
-            for step in steps:
-                found[step.place] = verdict(step, [next(outcomes) for _ in step.commands])
-        except _Again:
-            found[-1] = Failure(Reason.SLOW)
-        if not all(isinstance(result, list) for result in found.values()):
+            for batch in batches:
+                found |= batch.results([next(outcomes) for _ in batch.commands])
+            for step in single:
+                found[step.place] = verdict(step, [next(outcomes) for _ in step.step])
+        except Again:
+            found.clear()
+        if len(found) < len(steps) or not all(isinstance(result, list) for result in found.values()):
             await self._undo(connection)
             return False
         return await self._commit(connection, found)
@@ -143,7 +156,7 @@ class _Group:
         for step, following in zip(steps, [*steps[1:], None], strict=True):
             try:
                 result = found[step.place] = verdict(step, outcomes)
-            except _Again:
+            except Again:
                 await self._undo(connection)
                 return False
             closing = [_KEEP] if isinstance(result, list) else [_UNDO, _KEEP]
@@ -160,7 +173,7 @@ class _Group:
             connection = await self._connection()
             try:
                 result = verdict(step, await self._begun(connection, step.commands))
-            except _Again:
+            except Again:
                 await self._undo(connection)
                 continue
             if not isinstance(result, list):
@@ -237,26 +250,29 @@ class _Group:
         return None
 
 
-def commands_of(step: Step) -> list[Command]:
-    """The commands of a step.  Raises StatementFailed where one cannot be sent."""
-    commands = []
+def len_of(sent: Command) -> int:
+    """Bytes of the values of a command."""
+    return sum(len(value) for value in sent.values if value is not None)
+
+
+def require_sendable(step: Step) -> None:
+    """Raise StatementFailed where a statement cannot be sent."""
     for index, statement in enumerate(step):
         try:
-            commands.append(command(statement.sql, statement.parameters))
+            spoken(statement.sql).require_sendable(statement.parameters)
         except Misused as misused:
             raise StatementFailed(index, str(misused)) from misused
-    return commands
 
 
 def verdict(step: Ready, outcomes: Sequence[Outcome]) -> Result:
-    """What the outcomes mean for a step.  Raises _Again where another try may fare better."""
+    """What the outcomes mean for a step.  Raises Again where another try may fare better."""
     rows: list[list[Row]] = []
     for index, (statement, outcome) in enumerate(zip(step.step, outcomes, strict=True)):
         if outcome is None:
-            raise _Again
+            raise Again
         if isinstance(outcome, Rejection):
             if outcome.sqlstate in RETRIED or outcome.sqlstate in STALE_PLAN:
-                raise _Again
+                raise Again
             return Failure(outcome.reason) if outcome.reason else StatementFailed(index, outcome.words)
         found = outcome.ntuples if outcome.nfields else outcome.command_tuples or 0
         if statement.rows is not None and found != statement.rows:

@@ -1,0 +1,263 @@
+"""Steps of one shape in one go: a statement each for all of them.
+
+Steps whose statements have the same SQL run together, statement by statement.  That is right only because none of them
+can touch what another one reads or writes: on every table some column is pinned to a parameter by all statements, and
+its values differ from step to step; no statement frees a unique key that another one may take; no trigger and no
+foreign key looks elsewhere.  So any serial order of the steps has the same outcome.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import final
+
+import attrs
+from psycopg.pq.abc import PGresult
+
+from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
+from gateway.actors.store.postgresql_failures import Rejection
+from gateway.actors.store.postgresql_spread import Spread, spread
+from gateway.actors.store.postgresql_sql import spoken
+from gateway.actors.store.postgresql_values import (
+    ARRAY_TYPES,
+    TEXT,
+    UNKNOWN,
+    array,
+    array_type,
+    rows_of,
+    type_of,
+)
+from gateway.actors.store.protocol import Row, Statement, Value
+
+Step = Sequence[Statement]
+
+_FACTS = """
+    SELECT c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT EXISTS (
+            SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique AND (0 = ANY (i.indkey)
+                OR i.indpred IS NOT NULL) OR i.indisexclusion)),
+        a.attname::text
+    FROM pg_class c LEFT JOIN (pg_index u JOIN pg_attribute a ON a.attrelid = u.indrelid AND a.attnum = ANY (u.indkey))
+        ON u.indrelid = c.oid AND u.indisunique
+    WHERE c.oid = to_regclass($1)
+"""
+_FEWEST = 2
+
+Shape = tuple[tuple[str, int | None], ...]
+"""The SQL of each statement of a step, and how many rows it must change."""
+
+
+class Again(Exception):
+    """What was done is to be undone, and tried in another way."""
+
+
+@attrs.frozen
+class _Table:
+    """What the catalog knows of a table: whether its rows stand for themselves, and its columns that are unique."""
+
+    stands_alone: bool
+    unique: frozenset[str]
+
+
+@attrs.frozen
+class _Run:
+    """Statements that follow each other in a step and have the same SQL, from number `first` to before `end`."""
+
+    spread: Spread
+    sql: str
+    first: int
+    end: int
+    rows: int | None
+
+
+@final
+@attrs.frozen(eq=False)
+class Batch:
+    """Steps of one shape, the commands that store them, and how their outcomes are read."""
+
+    steps: Sequence[tuple[int, Step]]
+    commands: Sequence[Command]
+    _runs: Sequence[_Run]
+    _owners: Sequence[Sequence[int]]
+
+    def results(self, outcomes: Sequence[Outcome]) -> dict[int, list[list[Row]]]:
+        """The rows of each step by its place.  Raises Again where not every statement did exactly what it must."""
+        for run, owners, outcome in zip(self._runs, self._owners, outcomes, strict=True):
+            if outcome is None or isinstance(outcome, Rejection) or not self._right(run, owners, outcome):
+                raise Again
+        return {place: [[] for _ in step] for place, step in self.steps}
+
+    def _right(self, run: _Run, owners: Sequence[int], outcome: PGresult) -> bool:
+        if run.spread.kind == "insert":
+            return outcome.command_tuples == len(owners)
+        if run.rows is None:
+            return True
+        changed = sorted(row[0] for row in rows_of(outcome))  # type: ignore[type-var]
+        return changed == (list(range(1, len(owners) + 1)) if run.rows else [])
+
+
+@final
+class Planner:
+    """Finds the batches in a group; what it learns of statements and tables holds for one connection."""
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._runs: dict[Shape, Sequence[_Run] | None] = {}
+        self._tables: dict[str, _Table] = {}
+        self._types: dict[tuple[str, tuple[int, ...]], tuple[int, ...] | None] = {}
+
+    async def batches(
+        self, connection: Connection, steps: Sequence[tuple[int, Step]], within: float
+    ) -> tuple[list[Batch], list[tuple[int, Step]]]:
+        """The batches, and the steps that are to be run one by one after them.  Raises `Disconnected`."""
+        if connection is not self._connection:
+            self._connection = connection
+            for known in (self._runs, self._tables, self._types):
+                known.clear()
+        found, left = [], []
+        shapes: dict[Shape, list[tuple[int, Step]]] = {}
+        for place, step in steps:
+            shapes.setdefault(tuple((each.sql, each.rows) for each in step), []).append((place, step))
+        for shape, alike in shapes.items():
+            batch = await self._batch(connection, shape, alike, within) if len(alike) >= _FEWEST else None
+            if batch is None:
+                left += alike
+            else:
+                found.append(batch)
+                placed = {place for place, _ in batch.steps}
+                left += [one for one in alike if one[0] not in placed]
+        return found, left
+
+    async def _batch(
+        self, connection: Connection, shape: Shape, alike: Sequence[tuple[int, Step]], within: float
+    ) -> Batch | None:
+        if shape not in self._runs:
+            self._runs[shape] = await self._compiled(connection, shape, within)
+        runs = self._runs[shape]
+        if runs is None:
+            return None
+        steps = _apart(runs, alike)
+        if len(steps) < _FEWEST:
+            return None
+        commands, owners = [], []
+        for run in runs:
+            spread_ = await self._spread(connection, run, steps, within)
+            if spread_ is None:
+                return None
+            commands.append(spread_[0])
+            owners.append(spread_[1])
+        return Batch(steps, commands, runs, owners)
+
+    async def _compiled(self, connection: Connection, shape: Shape, within: float) -> Sequence[_Run] | None:
+        """The runs of a shape; None where its steps cannot be batched."""
+        runs: list[_Run] = []
+        for place, (sql, rows) in enumerate(shape):
+            found = spread(sql)
+            if found is None or rows not in ({None, 1} if found.kind == "insert" else {None, 0, 1}):
+                return None
+            last = runs[-1] if runs else None
+            if last is not None and found.kind == "insert" and (last.sql, last.rows) == (sql, rows):
+                runs[-1] = attrs.evolve(last, end=place + 1)
+            else:
+                runs.append(_Run(found, sql, place, place + 1, rows))
+        for table in {run.spread.table for run in runs}:
+            here = [run.spread for run in runs if run.spread.table == table]
+            facts = await self._facts(connection, table, within)
+            if not facts.stands_alone or not _pinned_by_all(here):
+                return None
+            if any(each.kind == "update" and each.sets & facts.unique for each in here):
+                return None
+            if {"insert", "delete"} <= {each.kind for each in here}:
+                return None
+        return runs
+
+    async def _facts(self, connection: Connection, table: str, within: float) -> _Table:
+        if table not in self._tables:
+            asked = Command(_FACTS, [table.encode()], (TEXT,), (0,))
+            (outcome,) = await connection.exchange(asked, within=within)
+            rows = [] if outcome is None or isinstance(outcome, Rejection) else rows_of(outcome)
+            alone = bool(rows) and all(row[0] == 1 for row in rows)
+            self._tables[table] = _Table(alone, frozenset(str(row[1]) for row in rows))
+        return self._tables[table]
+
+    async def _spread(
+        self, connection: Connection, run: _Run, steps: Sequence[tuple[int, Step]], within: float
+    ) -> tuple[Command, Sequence[int]] | None:
+        """The command of a run over all steps, and the step of each of its rows; None where the values are unfit."""
+        owned = [(place, step[index].parameters) for place, step in steps for index in range(run.first, run.end)]
+        kinds = {name: _kind([parameters[name] for _, parameters in owned]) for name in run.spread.names}
+        if None in kinds.values():
+            return None
+        # Nodes that write the same rows lock them in the same order.
+        owned.sort(key=lambda one: [_sortable(one[1][name]) for name in run.spread.pins.values()])
+        columns = {name: [parameters[name] for _, parameters in owned] for name in run.spread.names}
+        sent = tuple(kinds[name] or UNKNOWN for name in spoken(run.sql).names)
+        types = await self._described(connection, run.sql, sent, within)
+        if types is None:
+            return None
+        named = dict(zip(spoken(run.sql).names, types, strict=True))
+        ordered = [named[name] for name in run.spread.names]
+        texts = [oid for name, oid in named.items() if any(isinstance(value, str) for value in columns[name])]
+        if not ARRAY_TYPES.keys() >= set(ordered) or any(oid != TEXT for oid in texts):
+            return None
+        try:
+            values = [array(columns[name], named[name]) for name in run.spread.names]
+        except (struct.error, AttributeError, TypeError):
+            return None
+        sql = run.spread.sql([ARRAY_TYPES[oid] for oid in ordered])
+        oids = tuple(array_type(oid) for oid in ordered)
+        return Command(sql, values, oids, (1,) * len(oids)), [place for place, _ in owned]
+
+    async def _described(
+        self, connection: Connection, sql: str, sent: tuple[int, ...], within: float
+    ) -> tuple[int, ...] | None:
+        """The types that the server takes the parameters of a statement to be."""
+        key = (sql, sent)
+        if key not in self._types:
+            (outcome,) = await connection.exchange(Command(spoken(sql).sql, types=sent, describe=True), within=within)
+            if outcome is None or isinstance(outcome, Rejection):
+                self._types[key] = None
+            else:
+                self._types[key] = tuple(outcome.param_type(place) for place in range(outcome.nparams))
+        return self._types[key]
+
+
+def _pinned_by_all(here: Sequence[Spread]) -> frozenset[str]:
+    """The columns of a table that all statements on it pin."""
+    return frozenset.intersection(*(frozenset(each.pins) for each in here))
+
+
+def _apart(runs: Sequence[_Run], alike: Sequence[tuple[int, Step]]) -> Sequence[tuple[int, Step]]:
+    """The steps that cannot meet: each of them differs from all others in a pinned column of every table."""
+    for table in sorted({run.spread.table for run in runs}):
+        here = [run for run in runs if run.spread.table == table]
+        best: Sequence[tuple[int, Step]] = ()
+        for column in sorted(_pinned_by_all([run.spread for run in here])):
+            best = max(best, _differing(column, here, alike), key=len)
+        alike = best
+    return alike
+
+
+def _differing(column: str, here: Sequence[_Run], alike: Sequence[tuple[int, Step]]) -> Sequence[tuple[int, Step]]:
+    seen: set[Value] = set()
+    kept = []
+    for place, step in alike:
+        values = {
+            step[index].parameters[run.spread.pins[column]] for run in here for index in range(run.first, run.end)
+        }
+        if seen.isdisjoint(values):
+            kept.append((place, step))
+            seen |= values
+    return kept
+
+
+def _kind(column: Sequence[Value]) -> int | None:
+    """The type that a column of values is sent as, one by one; None where they are of several."""
+    kinds = {type(value) for value in column} - {type(None)}
+    if len(kinds) > 1:
+        return None
+    return type_of(next((value for value in column if value is not None), None))
+
+
+def _sortable(value: Value) -> tuple[bool, Value]:
+    return value is not None, value
