@@ -11,6 +11,7 @@ from gateway import __version__
 from gateway.commands.doctoring import doctor
 from gateway.commands.keys import keys
 from gateway.commands.ledger import ledger
+from gateway.commands.migrating import migrate
 from gateway.commands.operations import operations
 from gateway.commands.quoting import quote
 from gateway.commands.receipts import receipts
@@ -26,5 +27,5 @@ def main() -> None:
     """
 
 
-for command in (serve, demo, doctor, quote, operations, ledger, receipts, keys):
+for command in (serve, demo, doctor, quote, operations, ledger, receipts, keys, migrate):
     main.add_command(command)

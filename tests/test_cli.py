@@ -36,6 +36,7 @@ def test_the_commands_are_those_of_the_contract() -> None:
         "operations show",
         "operations resolve",
         "ledger verify",
+        "migrate",
         "receipts verify",
         "keys new",
         "keys rotate",

@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from gateway import __version__
-from gateway.actors.store import schema
+from gateway.actors.store import moves, schema
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
 from gateway.actors.store.protocol import STORE_CLOCK, Membership, Value
 
@@ -107,8 +107,22 @@ class SqliteFile:
     def open(self, migrations: Traversable) -> sqlite3.Connection:
         """Claim, check and migrate the file, creating it where it is missing, and join; return the writer's connection.
 
-        Raises StoreRefused, and then holds nothing.
+        Raises StoreRefused, also where the store was moved away, and then holds nothing.
         """
+        connection = self.take(migrations)
+        try:
+            self._require_here(connection)
+            with self._refusing("it cannot be written"):
+                self._join(connection)
+            self._remember()  # the log of a new file was made by its first commit
+        except BaseException:
+            connection.close()
+            self.release()
+            raise
+        return connection
+
+    def take(self, migrations: Traversable) -> sqlite3.Connection:
+        """The same without joining, for who serves nothing from it: a store that was moved away is taken too."""
         self.claim()
         try:
             with self._refusing("it cannot be opened"):
@@ -118,9 +132,6 @@ class SqliteFile:
                 with self._refusing("it failed the check at opening"):
                     self._check(connection)
                 self._migrate(connection, schema.load(migrations, "sqlite"))
-                with self._refusing("it cannot be written"):
-                    self._join(connection)
-                self._remember()  # the log of a new file was made by its first commit
             except BaseException:
                 connection.close()
                 raise
@@ -176,6 +187,8 @@ class SqliteFile:
             connection.executescript(_WRITER_SETTINGS)
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the log
             self._remember()
+            if self.membership.epoch:  # it joined before: while it had let go of the lock, the store may have moved
+                self._require_here(connection)
         except BaseException:
             connection.close()
             raise
@@ -246,6 +259,11 @@ class SqliteFile:
     def bound(self, sql: str, parameters: Mapping[str, Value]) -> Mapping[str, Value]:
         """The parameters with the store's clock, where the SQL asks for it."""
         return {**parameters, STORE_CLOCK: self.now_ms()} if f":{STORE_CLOCK}" in sql else parameters
+
+    def _require_here(self, connection: sqlite3.Connection) -> None:
+        with self._refusing("its facts cannot be read"):
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'node_facts'").fetchone():
+                moves.require_here(dict(connection.execute(moves.SELECT_OF_THE_MOVE).fetchall()), self.path)
 
     def _join(self, connection: sqlite3.Connection) -> None:
         """Be the one node of this file: whoever has the lock lives, and nobody else does."""
