@@ -2,16 +2,22 @@
 
 It owns the records of all routes and the time between probes; the rules are `gateway.registry.qualification`.  A route
 is anything with an id and a probe: this module knows nothing of what it proves.
+
+Of several nodes one probes a shared route for all, the holder of its lease, and tells what it found; the others take
+that in, and look themselves only where their own calls say otherwise or nobody seems to look any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 import attrs
 import trio
 
+from gateway.actors.findings import Findings, Look, Told, wall_time
+from gateway.actors.leases import Held
 from gateway.actors.runtime import ActorError, Ask, Inbox, Letter, Ref
 from gateway.registry.qualification import (
     Evidence,
@@ -25,8 +31,10 @@ from gateway.registry.qualification import (
     next_probe,
     probed,
 )
+from gateway.registry.shared_proof import learned, next_own_probe
 
 DEFAULT_RULES = Rules()
+LEARN_EVERY_S = 1.0
 
 
 @attrs.frozen
@@ -34,10 +42,13 @@ class Route:
     """Something to prove.
 
     `probe` looks at it once, without being billed; it may raise, and may be cancelled when it takes too long.
+    `settings` is a fingerprint of all that the finding depends on, where it holds for every node with the same one;
+    None: what a node finds says nothing to others.
     """
 
     route_id: str
     probe: Callable[[], Awaitable[Finding]]
+    settings: str | None = None
 
 
 @attrs.frozen
@@ -64,17 +75,21 @@ async def prober(
     clock: Callable[[], float] = trio.current_time,
     jitter: Callable[[], float] = lambda: 1.0,
     rules: Rules = DEFAULT_RULES,
+    findings: Findings | None = None,
 ) -> None:
-    """Probe all routes, become ready, then probe on and take in the outcomes of real calls.
+    """Have all routes proved, become ready, then probe on and take in the outcomes of real calls.
 
-    `proofs` must read the same `clock`.  `jitter` returns the factor by which one regular interval is stretched.
+    `proofs` and `findings` must read the same `clock`.  `jitter` returns the factor by which one regular interval is
+    stretched.  `findings` are those of a store that other nodes may share.
     """
-    rounds = _Rounds(routes, proofs, utc, clock, jitter, rules)
-    await rounds.examine_all(routes)
+    rounds = _Rounds(routes, proofs, utc, clock, jitter, rules, findings if findings and findings.shared else None)
+    await rounds.learn()
+    await rounds.examine_all([route for route in routes if rounds.due(route)])
     inbox.ready()
     async with trio.open_nursery() as nursery:
         for route in routes:
             nursery.start_soon(rounds.watch, route)
+        rounds.join(nursery)
         async for letter in inbox:
             match letter.message:
                 case Outcome() as outcome:
@@ -92,9 +107,13 @@ async def _answer(rounds: _Rounds, letter: Letter[Message], question: ProbeNow) 
     letter.answer(question, {route.route_id: rounds.proofs.of(route.route_id) for route in chosen})
 
 
-@attrs.define
+@attrs.define(eq=False)
 class _Rounds:
-    """The records of all routes and the alarms that cut the wait for a route's next probe short."""
+    """The records of all routes and the alarms that cut the wait for a route's next probe short.
+
+    Of shared routes also: which of them this node probes for all (`leading`), what it last saw of each itself
+    (`looks`), and which finding of another it took in last (`taken`).
+    """
 
     routes: Sequence[Route]
     proofs: Proofs
@@ -102,14 +121,20 @@ class _Rounds:
     clock: Callable[[], float]
     jitter: Callable[[], float]
     rules: Rules
+    findings: Findings | None
     records: dict[str, Record] = attrs.field(init=False)
     published: dict[str, Evidence] = attrs.field(init=False)
     alarms: dict[str, trio.Event] = attrs.field(init=False)
+    leading: dict[str, _Lead] = attrs.field(init=False, factory=dict)
+    looks: dict[str, Look] = attrs.field(init=False, factory=dict)
+    taken: dict[str, tuple[str, int]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.records = {route.route_id: Record(route.route_id) for route in self.routes}
         self.alarms = {route.route_id: trio.Event() for route in self.routes}
         self.published = {}
+
+    # -- probing -------------------------------------------------------------------------------------------------------
 
     async def examine_all(self, routes: Sequence[Route]) -> None:
         """Probe several routes at the same time."""
@@ -118,23 +143,34 @@ class _Rounds:
                 nursery.start_soon(self.examine, route)
 
     async def examine(self, route: Route) -> None:
-        """Probe a route and publish what was found."""
+        """Probe a route, publish what was found, and tell the other nodes of it where this one looks for all."""
         started = self.clock()
         finding = await _bounded(route, self.rules.probe_timeout_s)
-        now = self.clock()
+        now, wall = self.clock(), self.utc()
         elapsed = round((now - started) * 1000)
-        record = self.records[route.route_id]
-        self._keep(probed(record, finding, now=now, wall=self.utc(), ms=elapsed, rules=self.rules))
+        lead = self.leading.get(route.route_id)
+        record = probed(self.records[route.route_id], finding, now=now, wall=wall, ms=elapsed, rules=self.rules)
+        self._keep(attrs.evolve(record, vouched=finding.ok) if lead else record)
+        name = record.proof.qualification_id if record.proof else ""
+        self.looks[route.route_id] = look = Look(finding, now, elapsed, name)
+        if lead is not None:
+            await self._tell(route, lead.held, look)
+            if not finding.ok:
+                lead.over.set()
 
     async def watch(self, route: Route) -> None:
         """Probe a route whenever it is due, for ever."""
         while True:
             stretch = self.jitter()
-            while (pause := self._pause(route.route_id, stretch)) > 0:
+            while (pause := self._pause(route, stretch)) > 0:
                 alarm = self.alarms[route.route_id] = trio.Event()
                 with trio.move_on_after(pause):
                     await alarm.wait()
             await self.examine(route)
+
+    def due(self, route: Route) -> bool:
+        """Return True if a route is to be probed now."""
+        return self._pause(route, 1.0) <= 0
 
     def take(self, outcome: Outcome) -> None:
         """Take in how a real call went."""
@@ -142,14 +178,92 @@ class _Rounds:
         if record is not None:
             self._keep(called(record, outcome, now=self.clock(), rules=self.rules))
 
-    def _pause(self, route_id: str, stretch: float) -> float:
-        return next_probe(self.records[route_id], rules=self.rules, jitter=stretch) - self.clock()
+    def _pause(self, route: Route, stretch: float) -> float:
+        record = self.records[route.route_id]
+        if self._follows(route):
+            return next_own_probe(record, rules=self.rules) - self.clock()
+        return next_probe(record, rules=self.rules, jitter=stretch) - self.clock()
 
     def _keep(self, record: Record) -> None:
         self.records[record.route_id] = record
         self.published[record.route_id] = evidence(record, rules=self.rules)
         self.proofs.publish(self.published)
         self.alarms[record.route_id].set()
+
+    # -- several nodes -------------------------------------------------------------------------------------------------
+
+    def join(self, nursery: trio.Nursery) -> None:
+        """Take part in the probing of shared routes."""
+        shared = [route for route in self.routes if self.findings and route.settings is not None]
+        for route in shared:
+            nursery.start_soon(self.keep_leading, route)
+        if shared:
+            nursery.start_soon(self.keep_learning)
+
+    async def keep_leading(self, route: Route) -> None:
+        """Probe a route for all nodes whenever no other does.
+
+        After a failure another node may look at once: it may be this one that cannot reach the back end.
+        """
+        while self.findings is not None and route.settings is not None:
+            await self.findings.lead(route.route_id, route.settings, partial(self.lead, route))
+            await trio.sleep(self.rules.back_off(self.records[route.route_id].failed_probes))
+
+    async def lead(self, route: Route, held: Held) -> None:
+        """Have the route probed by the rules of who looks for all, until a probe fails."""
+        self.leading[route.route_id] = lead = _Lead(held)
+        self.alarms[route.route_id].set()
+        try:
+            look = self.looks.get(route.route_id)
+            if look is not None and look.finding.ok and look.ended == self.records[route.route_id].probed_at:
+                await self._tell(route, held, look)
+            await lead.over.wait()
+        finally:
+            del self.leading[route.route_id]
+            self.alarms[route.route_id].set()
+
+    async def keep_learning(self) -> None:
+        """Take in what other nodes find, soon after they tell and every second in any case."""
+        while self.findings is not None:
+            with self.findings.hear() as told:
+                await self.learn()
+                with trio.move_on_after(LEARN_EVERY_S):
+                    await told.wait()
+
+    async def learn(self) -> None:
+        """Take in each finding of another node once, if its proof still stands and its settings are this node's."""
+        if self.findings is None:
+            return
+        settings = {route.route_id: route.settings for route in self.routes}
+        for told in await self.findings.read(self.rules.validity_s):
+            if settings.get(told.route_id) == told.settings and self.taken.get(told.route_id) != told.key:
+                self.taken[told.route_id] = told.key
+                self._learn(told)
+
+    def _learn(self, told: Told) -> None:
+        record, look = self.records[told.route_id], told.look
+        wall = wall_time(look, now=self.clock(), utc=self.utc())
+        after = learned(
+            record, look.finding, now=look.ended, wall=wall, ms=look.took_ms, rules=self.rules, name=look.name
+        )
+        if after != record:
+            self._keep(after)
+
+    async def _tell(self, route: Route, held: Held, look: Look) -> None:
+        if self.findings is not None and route.settings is not None:
+            await self.findings.write(held, route.route_id, route.settings, look)
+
+    def _follows(self, route: Route) -> bool:
+        """Return True if the probing of a route is another node's, as far as this one knows."""
+        return self.findings is not None and route.settings is not None and route.route_id not in self.leading
+
+
+@attrs.frozen(eq=False)
+class _Lead:
+    """A spell of probing a route for all nodes; `over` once another may have a look."""
+
+    held: Held
+    over: trio.Event = attrs.field(factory=trio.Event)
 
 
 def reporter(ref: Ref[Message]) -> Callable[[Outcome], None]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -35,6 +39,8 @@ Call = Callable[[HttpCall], Awaitable[HttpAnswer]]
 ATTEMPT_S = 8.0
 SHORTEST_ATTEMPT_S = 0.25
 WORKERS = 4
+PROOF_VERSION = 1
+"""One more whenever `prove` or an adapter judges the same answers differently: releases then do not share findings."""
 WORKER_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 # Answers to what this one caller asked; counting them would let three odd queries close the route for everybody.
@@ -159,7 +165,29 @@ class SearchFamily:
 
 def search_routes(adapters: Sequence[Adapter], call: Call) -> tuple[Route, ...]:
     """Return what the prober has to prove: one route for each adapter."""
-    return tuple(Route(route_id(adapter), partial(prove, adapter, call)) for adapter in adapters)
+    return tuple(Route(route_id(each), partial(prove, each, call), settings_of(each)) for each in adapters)
+
+
+def settings_of(adapter: Adapter) -> str | None:
+    """Return a fingerprint of what the proof of an adapter depends on: its probe's calls, keys and all.
+
+    None where every node has to look itself: at an engine inside the node or on its own host, and at its own
+    configuration.
+    """
+    calls = () if isinstance(adapter, LocalAdapter) else adapter.probe_calls()
+    if not calls or any(_on_this_host(call.url) for call in calls):
+        return None
+    asked = [attrs.asdict(call) | {"content": call.content.hex()} for call in calls]
+    text = json.dumps([PROOF_VERSION, adapter.kind, asked], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _on_this_host(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 async def prove(adapter: Adapter, call: Call) -> Finding:

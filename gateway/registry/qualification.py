@@ -132,7 +132,11 @@ class Proof:
 
 @attrs.frozen
 class Record:
-    """All that is remembered of a route; a new one for every event."""
+    """All that is remembered of a route; a new one for every event.
+
+    `refused_here` says that this node's own last probe failed, `vouched` that the last finding for all nodes was good
+    (`gateway.registry.shared_proof`).
+    """
 
     route_id: str
     proof: Proof | None = None
@@ -144,22 +148,27 @@ class Record:
     closings: int = 0
     closed_until: float | None = None
     suspect: bool = False
+    refused_here: bool = False
+    vouched: bool = False
     observations: tuple[Observation, ...] = ()
 
 
-def probed(record: Record, finding: Finding, *, now: float, wall: datetime, ms: int, rules: Rules) -> Record:
-    """Return the record after a probe that ended at `now` and took `ms` milliseconds."""
+def probed(
+    record: Record, finding: Finding, *, now: float, wall: datetime, ms: int, rules: Rules, name: str | None = None
+) -> Record:
+    """Return the record after a probe that ended at `now` and took `ms` milliseconds; `name` is its proof's, if any."""
     record = attrs.evolve(
         _noted(record, Observation(finding.ok, probe=True, ms=ms), rules),
         probed_at=now,
         last_probe_at=wall,
         suspect=False,
+        refused_here=not finding.ok,
     )
     if not finding.ok:
         return attrs.evolve(
             record, proof=None, refusal=finding.reason or "probe_failed", failed_probes=record.failed_probes + 1
         )
-    proof = Proof(now, wall, finding, qualification_id(record.route_id, wall, finding.basis))
+    proof = Proof(now, wall, finding, name or qualification_id(record.route_id, wall, finding.basis))
     record = attrs.evolve(record, proof=proof, failed_probes=0)
     if record.closed_until is None:
         return attrs.evolve(record, refusal=None)
@@ -216,9 +225,14 @@ def evidence(record: Record, *, rules: Rules) -> Evidence:
 
 
 def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
-    """Return when the next probe is due; `jitter` stretches the interval so that routes do not march in step."""
+    """Return when the next probe is due; `jitter` stretches the interval so that routes do not march in step.
+
+    It is due at once where only other nodes' probes have failed.
+    """
     if record.closed_until is not None:
         return max(record.closed_until, record.probed_at + rules.retry_first_s)
+    if record.failed_probes and not record.refused_here:
+        return record.probed_at
     if record.failed_probes:
         return record.probed_at + rules.back_off(record.failed_probes)
     if record.suspect:

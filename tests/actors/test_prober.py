@@ -1,18 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import attrs
 import pytest
 import trio
 from trio.testing import MockClock
 
+from gateway.actors.findings import Findings
+from gateway.actors.leases import Leases
 from gateway.actors.prober import Message, ProbeNow, Route, Snapshot, prober, reporter
 from gateway.actors.runtime import Inbox, Ref, Runtime, open_runtime
 from gateway.registry.qualification import Finding, Outcome, Proofs, State
+from tests.actors.nodes import LEASE_MS, Member, Nodes, open_nodes
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FAILED = Outcome("search/a", ok=False, reason="timeout", ms=8000)
@@ -252,3 +256,381 @@ async def test_the_reporter_never_raises_for_a_full_or_closed_mailbox(autojump_c
         report(FAILED)
         await trio.sleep(2)
         report(FAILED)
+
+
+# -- several nodes -----------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Place:
+    """A node that probes: `cut` cuts it off from the back ends, `kill` ends it as by SIGKILL."""
+
+    store: Member
+    leases: Leases
+    ref: Ref[Message]
+    proofs: Proofs
+    scope: trio.CancelScope
+    network: Network
+
+    def open(self, route_id: str = "search/a") -> bool:
+        return self.proofs.of(route_id).open
+
+    def reason(self, route_id: str = "search/a") -> str | None:
+        return self.proofs.of(route_id).reason
+
+    def leads(self, route_id: str = "search/a") -> bool:
+        return any(name.startswith(f"probe/{route_id}/") for name in self.leases.held)
+
+    def kill(self) -> None:
+        self.store.away = True
+        self.scope.cancel()
+
+
+@attrs.define
+class Network:
+    """What a node sees of the back ends; `probes` counts those it made."""
+
+    cut: bool = False
+    probes: int = 0
+
+    async def probe(self, engine: Engine) -> Finding:
+        self.probes += 1
+        found = await engine.probe()
+        return Finding(ok=False, reason="unreachable") if self.cut else found
+
+
+@attrs.frozen(eq=False)
+class Town:
+    """Nodes over one store that have the same back ends."""
+
+    nodes: Nodes
+    nursery: trio.Nursery
+    engines: Sequence[Engine]
+
+    async def place(self, name: str, *, settings: str | None = "s", deaf: bool = False, away: bool = False) -> Place:
+        place: Place = await self.nursery.start(partial(self._live, name, settings, deaf=deaf, away=away))
+        return place
+
+    async def _live(
+        self,
+        name: str,
+        settings: str | None,
+        *,
+        deaf: bool,
+        away: bool,
+        task_status: trio.TaskStatus[Place],
+    ) -> None:
+        store, network = await self.nodes.join(name, deaf=deaf), Network()
+        leases, proofs = Leases(store, lease_ms=LEASE_MS), Proofs(trio.current_time)
+        routes = [
+            Route(f"search/{letter}", partial(network.probe, engine), settings)
+            for letter, engine in zip("abcdef", self.engines, strict=False)
+        ]
+        store.away = away
+        with trio.CancelScope() as scope:
+            async with open_runtime() as runtime:
+                await runtime.start("leases", leases.watch)
+                findings = Findings(store, leases.hold)
+                body = partial(prober, routes=routes, proofs=proofs, utc=utc, findings=findings)
+                ref = await runtime.start("prober", body)
+                task_status.started(Place(store, leases, ref, proofs, scope, network))
+                await trio.sleep_forever()
+
+    async def findings(self) -> int:
+        ((count,),) = await self.nodes.real.fetch("SELECT COUNT(*) FROM findings")
+        return int(count or 0)
+
+
+@asynccontextmanager
+async def town(directory: Path, *engines: Engine) -> AsyncIterator[Town]:
+    async with open_nodes(directory) as nodes, trio.open_nursery() as nursery:
+        yield Town(nodes, nursery, engines)
+        nursery.cancel_scope.cancel()
+
+
+async def two_places(here: Town) -> tuple[Place, Place]:
+    """Two nodes of which the first looks for both."""
+    one = await here.place("one")
+    await trio.sleep(1)
+    two = await here.place("two")
+    assert one.leads()
+    return one, two
+
+
+async def test_two_nodes_together_probe_each_route_once_an_interval(autojump_clock: MockClock, tmp_path: Path) -> None:
+    engines = [Engine() for _ in range(5)]
+    async with town(tmp_path, *engines) as here:
+        one, two = await two_places(here)
+        await trio.sleep(150)
+        for engine in engines:
+            pauses = [later - earlier for earlier, later in zip(engine.probes, engine.probes[1:], strict=False)]
+            assert all(15 <= pause < 15.2 for pause in pauses)
+            assert len(pauses) == 10
+        assert two.network.probes == 0
+        for letter in "abcde":
+            mine, theirs = one.proofs.of(f"search/{letter}"), two.proofs.of(f"search/{letter}")
+            assert theirs.open
+            assert theirs.qualification_id == mine.qualification_id
+            assert 0 <= mine.expires - theirs.expires < 0.01
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_back_end_that_dies_is_closed_on_all_nodes_and_opens_again_by_itself(
+    autojump_clock: MockClock, tmp_path: Path, deaf: bool
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        places = [await here.place(name, deaf=deaf) for name in ("one", "two", "three")]
+        await trio.sleep(20)
+        engine.finding = Finding(ok=False, reason="unreachable")
+        await trio.sleep(16.5)
+        assert [place.reason() for place in places] == ["unreachable"] * 3
+        engine.finding = Finding(ok=True)
+        await trio.sleep(16)
+        assert [place.open() for place in places] == [True] * 3
+
+
+async def test_a_dead_back_end_is_probed_by_all_nodes_together_as_often_as_by_one(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        for name in ("one", "two", "three"):
+            await here.place(name)
+        engine.finding = Finding(ok=False, reason="unreachable")
+        await trio.sleep(100)
+        before = len(engine.probes)
+        await trio.sleep(300)
+        assert len(engine.probes) - before <= 300 / 15 + 3
+
+
+async def test_a_node_that_starts_takes_the_fresh_finding_of_another_and_probes_nothing(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one = await here.place("one")
+        await trio.sleep(10)
+        began = trio.current_time()
+        two = await here.place("two")
+        assert trio.current_time() == began
+        assert two.open()
+        assert two.network.probes == 0
+        assert two.proofs.of("search/a").expires == pytest.approx(one.proofs.of("search/a").expires, abs=0.01)
+
+
+async def test_a_node_that_starts_with_no_finding_there_probes_itself(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        await here.place("one", settings="other")
+        await trio.sleep(5)
+        two = await here.place("two")
+        assert two.open()
+        assert two.network.probes == 1
+
+
+async def test_a_node_that_starts_without_the_store_probes_itself(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with town(tmp_path, Engine()) as here:
+        one = await here.place("one", away=True)
+        assert one.open()
+        assert one.network.probes == 1
+
+
+async def test_a_stale_finding_opens_nothing(autojump_clock: MockClock, tmp_path: Path) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one = await here.place("one")
+        await trio.sleep(1)
+        one.kill()
+        await trio.sleep(46)
+        engine.finding = Finding(ok=False, reason="unreachable")
+        two = await here.place("two")
+        assert (two.open(), two.reason()) == (False, "unreachable")
+        assert two.network.probes == 1
+
+
+async def test_a_finding_under_other_settings_is_not_taken(autojump_clock: MockClock, tmp_path: Path) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await here.place("one", settings="s1"), await here.place("two", settings="s2")
+        two.network.cut = True
+        await trio.sleep(60)
+        assert one.leads()
+        assert (one.open(), two.reason()) == (True, "unreachable")
+        assert await here.findings() == 2
+
+
+async def test_a_route_whose_proof_is_a_node_s_own_is_probed_by_each(autojump_clock: MockClock, tmp_path: Path) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await here.place("one", settings=None), await here.place("two", settings=None)
+        await trio.sleep(40)
+        assert (one.network.probes, two.network.probes) == (3, 3)
+        assert (one.leads(), await here.findings()) == (False, 0)
+
+
+async def test_another_node_probes_on_within_two_seconds_of_what_is_due(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await two_places(here)
+        await trio.sleep(28)
+        due = engine.probes[-1] + 15.1
+        one.kill()
+        await trio.sleep(2)
+        assert two.leads()
+        await trio.sleep(60)
+        assert two.open()
+        assert engine.probes[2] == pytest.approx(due, abs=0.1)
+
+
+async def test_a_node_that_dies_in_the_middle_of_a_probe_tells_nothing_and_another_probes_at_once(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await two_places(here)
+        await trio.sleep(10)
+        engine.hangs = True
+        await trio.sleep(6)
+        assert len(engine.probes) == 2
+        one.kill()
+        killed = trio.current_time()
+        engine.hangs = False
+        await trio.sleep(2)
+        assert len(engine.probes) == 3
+        assert engine.probes[2] - killed < 2
+        assert (two.open(), two.network.probes) == (True, 1)
+
+
+async def test_without_any_prober_the_routes_close_when_their_proofs_expire(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with town(tmp_path, Engine()) as here:
+        one, two = await two_places(here)
+        one.kill()
+        two.kill()
+        await trio.sleep(43)
+        assert two.open()
+        await trio.sleep(2)
+        assert two.reason() == "proof_expired"
+
+
+async def test_own_failed_calls_close_a_route_on_their_node_alone(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with town(tmp_path, Engine()) as here:
+        one, two = await two_places(here)
+        two.network.cut = True
+        for _ in range(3):
+            two.ref.tell(FAILED)
+        await settle()
+        assert (one.open(), two.reason()) == (True, "consecutive_failures")
+        await trio.sleep(60)
+        assert one.open()
+        assert not two.open()
+
+
+async def test_a_node_cut_off_from_a_back_end_that_others_reach_looks_itself_and_opens_when_it_is_back(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with town(tmp_path, Engine()) as here:
+        one, two = await two_places(here)
+        two.network.cut = True
+        two.ref.tell(FAILED)
+        await trio.sleep(0.2)
+        assert (two.reason(), two.network.probes) == ("unreachable", 1)
+        await trio.sleep(100)
+        assert (one.open(), two.reason()) == (True, "unreachable")
+        two.network.cut = False
+        await trio.sleep(16)
+        assert two.open()
+        probes = two.network.probes
+        await trio.sleep(100)
+        assert two.network.probes == probes
+
+
+async def test_a_node_whose_route_its_calls_closed_is_half_open_after_a_probe_of_its_own(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with town(tmp_path, Engine()) as here:
+        _, two = await two_places(here)
+        for _ in range(3):
+            two.ref.tell(FAILED)
+        await trio.sleep(0.9)
+        assert not two.open()
+        await trio.sleep(0.4)
+        assert two.open()
+        two.ref.tell(FAILED)
+        await settle()
+        assert not two.open()
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_node_that_cannot_reach_a_back_end_leaves_the_probing_to_one_that_can(
+    autojump_clock: MockClock, tmp_path: Path, deaf: bool
+) -> None:
+    async with town(tmp_path, Engine()) as here:
+        one = await here.place("one", deaf=deaf)
+        await trio.sleep(1)
+        two = await here.place("two", deaf=deaf)
+        await trio.sleep(10)
+        one.network.cut = True
+        await trio.sleep(6.6)
+        assert (one.reason(), two.open()) == ("unreachable", True)
+        assert two.leads()
+        await trio.sleep(100)
+        assert (one.open(), two.open(), two.leads()) == (False, True, True)
+
+
+async def test_while_the_store_is_away_each_node_keeps_its_own_proofs(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await two_places(here)
+        with one.store.unreachable(), two.store.unreachable():
+            for _ in range(100):
+                await trio.sleep(1)
+                assert one.open()
+                assert two.open()
+            assert two.network.probes <= 100 / 30 + 1
+        await trio.sleep(1)
+        before = len(engine.probes)
+        await trio.sleep(151)
+        assert len(engine.probes) - before == 10
+
+
+async def test_a_frozen_finding_is_taken_in_once(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with town(tmp_path, Engine()) as here:
+        _, two = await two_places(here)
+        first = two.proofs.of("search/a")
+        for _ in range(10):
+            await trio.sleep(1)
+            assert two.proofs.of("search/a") == first
+
+
+async def test_an_operator_s_probe_on_a_node_that_leads_is_told_to_the_others(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    engine = Engine()
+    async with town(tmp_path, engine) as here:
+        one, two = await two_places(here)
+        engine.finding = Finding(ok=False, reason="x")
+        await one.ref.ask(ProbeNow())
+        await trio.sleep(0.15)
+        assert two.reason() == "x"
+
+
+async def test_on_a_store_of_one_node_nothing_is_written(autojump_clock: MockClock, tmp_path: Path) -> None:
+    engine, proofs = Engine(), Proofs(trio.current_time)
+    async with open_nodes(tmp_path) as nodes, open_runtime() as runtime:
+        findings = Findings(nodes.real, Leases(nodes.real).hold)
+        routes = [Route("search/a", engine.probe, "s")]
+        await runtime.start("prober", partial(prober, routes=routes, proofs=proofs, utc=utc, findings=findings))
+        await trio.sleep(50)
+        assert [round(at, 1) for at in engine.probes] == [0.0, 15.1, 30.2, 45.3]
+        assert await nodes.real.fetch("SELECT (SELECT COUNT(*) FROM findings), (SELECT COUNT(*) FROM leases)") == [
+            (0, 0)
+        ]

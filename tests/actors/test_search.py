@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from gateway.actors.prober import prober, reporter
 from gateway.actors.runtime import Overloaded, open_runtime
-from gateway.actors.search import WORKERS, SearchFamily, prove, run_worker, search_routes
+from gateway.actors.search import WORKERS, SearchFamily, prove, run_worker, search_routes, settings_of
 from gateway.actors.upstream import Caller, upstream
 from gateway.errors import (
     CapabilityUnavailable,
@@ -321,6 +321,47 @@ async def test_routes_are_proved_without_a_billed_call(autojump_clock: MockClock
 
 def worker(program: str) -> WorkerCall:
     return WorkerCall((sys.executable, "-I", "-c", program), b'{"query": "trio"}', timeout_s=20.0, max_bytes=1000)
+
+
+def test_the_proof_of_an_engine_elsewhere_holds_for_every_node_that_asks_it_the_same() -> None:
+    settings = settings_of(FIRST)
+    assert settings is not None
+    assert settings == settings_of(SearxngAdapter("first", "http://first.example/"))
+    assert [route.settings for route in search_routes([FIRST], Engines())] == [settings]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SearxngAdapter("first", "http://other.example"), SearxngAdapter("second", "http://first.example")],
+)
+def test_the_proof_of_an_engine_does_not_hold_for_who_asks_something_else(other: SearxngAdapter) -> None:
+    assert settings_of(other) != settings_of(FIRST)
+
+
+def test_a_key_that_the_probe_sends_is_part_of_the_settings() -> None:
+    @attrs.frozen
+    class Keyed(SearxngAdapter):
+        key: str = "k1"
+
+        def probe_calls(self) -> tuple[HttpCall, ...]:
+            return (HttpCall("GET", f"{self.base_url}/usage", (("authorization", self.key),)),)
+
+    first, second = Keyed("first", "http://first.example"), Keyed("first", "http://first.example", key="k2")
+    assert settings_of(first) != settings_of(second)
+    assert "k1" not in (settings_of(first) or "")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "http://127.8.8.8", "http://[::1]:8080", "http://localhost", "http://x.localhost/"]
+)
+def test_an_engine_on_a_node_s_own_host_is_proved_by_each_node(url: str) -> None:
+    assert settings_of(SearxngAdapter("first", url)) is None
+
+
+def test_what_rests_on_a_node_s_own_configuration_is_proved_by_each_node() -> None:
+    local = build([AdapterSettings("index")], base_url="https://node.example")
+    for adapter in (BRAVE, DdgsAdapter("ddgs"), *local):
+        assert settings_of(adapter) is None
 
 
 async def test_a_worker_reads_its_task_and_answers() -> None:
