@@ -44,7 +44,7 @@ class Target:
     # -- before anything is copied -------------------------------------------------------------------------------------
 
     def require_ours(self, store_id: str, tables: Sequence[Table]) -> Mapping[str, str]:
-        """Return what it says of a move.  Raise `MoveRefused` unless it is empty, or filled from the store `store_id`."""
+        """Return what it says of a move; raise `MoveRefused` unless it is empty or filled from the store `store_id`."""
         there = {str(name) for (name,) in self._all(_TABLES)}
         if there and "schema_migrations" not in there:
             raise self._refused("it holds another program's tables", "Name an empty database")
