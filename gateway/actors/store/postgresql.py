@@ -24,6 +24,7 @@ from gateway.actors.store.postgresql_connection import Connection
 from gateway.actors.store.postgresql_courier import Courier
 from gateway.actors.store.postgresql_failures import Disconnected, remedy
 from gateway.actors.store.postgresql_link import Link
+from gateway.actors.store.postgresql_lookups import LookUps
 from gateway.actors.store.postgresql_membership import Member, Rejected
 from gateway.actors.store.postgresql_migrations import migrated, require_usable
 from gateway.actors.store.postgresql_pool import Pool, Unavailable
@@ -72,7 +73,8 @@ async def open_postgresql(
     actor = _WriterActor(
         link,
         Writer(link, within=within, patience=_PATIENCE_S),
-        Pool(roads.reading, settings.readers, rng, within=within),
+        Pool(roads.reading, max(1, settings.readers - 1), rng, within=within),
+        LookUps(roads.looking_up, within=within) if settings.readers > 1 else None,
         Courier(roads.telling, topics),
         pulse,
         settings.lease_ms,
@@ -140,8 +142,16 @@ class PostgresqlStore:
             raise unavailable.failure.error() from unavailable
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
-        """See `Store.look_up`."""
-        return await self.fetch_many(queries)
+        """See `Store.look_up`; all look-ups that wait share a round trip."""
+        if self._actor.lookups is None:
+            return await self.fetch_many(queries)
+        asked = [(sql, checked(parameters)) for sql, parameters in queries]
+        if not asked:
+            return []
+        try:
+            return await self._actor.lookups.ask(asked, patience=_PATIENCE_S)
+        except Unavailable as unavailable:
+            raise unavailable.failure.error() from unavailable
 
     def tell(self, *topics: str) -> None:
         """See `NodeStore.tell`."""
@@ -226,6 +236,7 @@ class _Roads:
 
     writing: Road
     reading: Road
+    looking_up: Road
     telling: Road
 
     @classmethod
@@ -241,6 +252,7 @@ class _Roads:
         return cls(
             Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "on"}, wishes=BY_INDEX),
             Road(settings, rng, name=name, server=reads),
+            Road(settings, rng, name=name, server=reads, wishes=BY_INDEX),
             Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "off"}),
         )
 
@@ -252,6 +264,7 @@ class _WriterActor:
     link: Link
     writer: Writer
     pool: Pool
+    lookups: LookUps | None
     courier: Courier
     pulse: _Pulse
     lease_ms: int
@@ -263,6 +276,8 @@ class _WriterActor:
             async with trio.open_nursery() as background:
                 background.start_soon(self.link.keep, self.lease_ms)
                 background.start_soon(self.courier.carry)
+                if self.lookups is not None:
+                    background.start_soon(self.lookups.serve)
                 inbox.ready()
                 async with trio.open_nursery() as groups:
                     async for letters in inbox.batches(_GROUP):

@@ -8,26 +8,18 @@ foreign key looks elsewhere.  So any serial order of the steps has the same outc
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import final
 
 import attrs
 from psycopg.pq.abc import PGresult
 
+from gateway.actors.store.postgresql_arrays import Inference
 from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
 from gateway.actors.store.postgresql_failures import Rejection
 from gateway.actors.store.postgresql_spread import Spread, spread
-from gateway.actors.store.postgresql_sql import spoken
-from gateway.actors.store.postgresql_values import (
-    ARRAY_TYPES,
-    TEXT,
-    UNKNOWN,
-    array,
-    array_type,
-    rows_of,
-    type_of,
-)
+from gateway.actors.store.postgresql_values import TEXT, rows_of
 from gateway.actors.store.protocol import Row, Statement, Value
 
 Step = Sequence[Statement]
@@ -104,7 +96,7 @@ class Planner:
         self._connection: Connection | None = None
         self._runs: dict[Shape, Sequence[_Run] | None] = {}
         self._tables: dict[str, _Table] = {}
-        self._types: dict[tuple[str, tuple[int, ...]], tuple[int, ...] | None] = {}
+        self._inference = Inference()
 
     async def batches(
         self, connection: Connection, steps: Sequence[tuple[int, Step]], within: float
@@ -112,8 +104,9 @@ class Planner:
         """The batches, and the steps that are to be run one by one after them.  Raises `Disconnected`."""
         if connection is not self._connection:
             self._connection = connection
-            for known in (self._runs, self._tables, self._types):
-                known.clear()
+            self._runs.clear()
+            self._tables.clear()
+            self._inference.forget()
         found, left = [], []
         shapes: dict[Shape, list[tuple[int, Step]]] = {}
         for place, step in steps:
@@ -185,41 +178,15 @@ class Planner:
     ) -> tuple[Command, Sequence[int]] | None:
         """The command of a run over all steps, and the step of each of its rows; None where the values are unfit."""
         owned = [(place, step[index].parameters) for place, step in steps for index in range(run.first, run.end)]
-        kinds = {name: _kind([parameters[name] for _, parameters in owned]) for name in run.spread.names}
-        if None in kinds.values():
+        pins = tuple(run.spread.pins.values())
+        with suppress(TypeError):  # values of several types, which do not go into arrays anyway
+            # Nodes that write the same rows lock them in the same order.
+            owned.sort(key=lambda one: [_sortable(one[1][name]) for name in pins])
+        rows = [parameters for _, parameters in owned]
+        columns = await self._inference.columns(connection, run.sql, run.spread.names, rows, within)
+        if columns is None:
             return None
-        # Nodes that write the same rows lock them in the same order.
-        owned.sort(key=lambda one: [_sortable(one[1][name]) for name in run.spread.pins.values()])
-        columns = {name: [parameters[name] for _, parameters in owned] for name in run.spread.names}
-        sent = tuple(kinds[name] or UNKNOWN for name in spoken(run.sql).names)
-        types = await self._described(connection, run.sql, sent, within)
-        if types is None:
-            return None
-        named = dict(zip(spoken(run.sql).names, types, strict=True))
-        ordered = [named[name] for name in run.spread.names]
-        texts = [oid for name, oid in named.items() if any(isinstance(value, str) for value in columns[name])]
-        if not ARRAY_TYPES.keys() >= set(ordered) or any(oid != TEXT for oid in texts):
-            return None
-        try:
-            values = [array(columns[name], named[name]) for name in run.spread.names]
-        except (struct.error, AttributeError, TypeError):
-            return None
-        sql = run.spread.sql([ARRAY_TYPES[oid] for oid in ordered])
-        oids = tuple(array_type(oid) for oid in ordered)
-        return Command(sql, values, oids, (1,) * len(oids)), [place for place, _ in owned]
-
-    async def _described(
-        self, connection: Connection, sql: str, sent: tuple[int, ...], within: float
-    ) -> tuple[int, ...] | None:
-        """The types that the server takes the parameters of a statement to be."""
-        key = (sql, sent)
-        if key not in self._types:
-            (outcome,) = await connection.exchange(Command(spoken(sql).sql, types=sent, describe=True), within=within)
-            if outcome is None or isinstance(outcome, Rejection):
-                self._types[key] = None
-            else:
-                self._types[key] = tuple(outcome.param_type(place) for place in range(outcome.nparams))
-        return self._types[key]
+        return columns.command(run.spread.sql(columns.types)), [place for place, _ in owned]
 
 
 def _pinned_by_all(here: Sequence[Spread]) -> frozenset[str]:
@@ -249,14 +216,6 @@ def _differing(column: str, here: Sequence[_Run], alike: Sequence[tuple[int, Ste
             kept.append((place, step))
             seen |= values
     return kept
-
-
-def _kind(column: Sequence[Value]) -> int | None:
-    """The type that a column of values is sent as, one by one; None where they are of several."""
-    kinds = {type(value) for value in column} - {type(None)}
-    if len(kinds) > 1:
-        return None
-    return type_of(next((value for value in column if value is not None), None))
 
 
 def _sortable(value: Value) -> tuple[bool, Value]:

@@ -57,7 +57,7 @@ async def migrated(
     done: list[schema.Migration] = []
     for _ in range(_TRIES):
         applied = [schema.Applied(*row) for row in await _rows(connection, schema.SELECT_APPLIED)]  # type: ignore[arg-type]
-        serves = dict(await _rows(connection, schema.SELECT_SERVES))  # type: ignore[arg-type, var-annotated]
+        serves = {int(str(version)): int(str(one)) for version, one in await _rows(connection, schema.SELECT_SERVES)}
         left = schema.pending(migrations, applied, where, serves)
         if not left:
             return done

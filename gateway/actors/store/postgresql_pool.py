@@ -64,12 +64,7 @@ class Pool:
 
         Raises StatementFailed, or Unavailable also when no connection is free for `patience` seconds.
         """
-        commands = []
-        for index, query in enumerate(queries):
-            try:
-                commands.append(command(*query))
-            except Misused as misused:
-                raise StatementFailed(index, str(misused)) from misused
+        commands = commands_of(queries)
         if not commands:
             return []
         for tries_left in reversed(range(_TRIES)):
@@ -89,8 +84,9 @@ class Pool:
 
     @asynccontextmanager
     async def _lent(self, patience: float) -> AsyncIterator[Connection]:
+        here = object()
         with trio.move_on_after(patience) as waiting:
-            await self._places.acquire_on_behalf_of(here := object())
+            await self._places.acquire_on_behalf_of(here)
         if waiting.cancelled_caught:
             raise Unavailable(Failure(Reason.OVERLOADED))
         try:
@@ -132,6 +128,17 @@ class Pool:
             connection.close()
         else:
             self._idle.append(connection)
+
+
+def commands_of(queries: Sequence[Query]) -> list[Command]:
+    """The queries as commands.  Raises StatementFailed where one cannot be sent."""
+    commands = []
+    for index, query in enumerate(queries):
+        try:
+            commands.append(command(*query))
+        except Misused as misused:
+            raise StatementFailed(index, str(misused)) from misused
+    return commands
 
 
 async def snapshot(connection: Connection, commands: Sequence[Command], within: float) -> list[Outcome]:
