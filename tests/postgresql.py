@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit, urlunsplit
 
 import attrs
 import psycopg
 import pytest
+from psycopg import sql
 
-from gateway.world.postgresql import PostgresqlServer, ServerFailed, open_server
+from gateway.world.npm import ToolUnavailable
+from gateway.world.postgresql import PostgresqlServer, open_server
 
 GIVEN = "GATEWAY_TEST_PG"
 """The address of a server to use instead, with the right to make databases: postgresql://user@host:port/postgres."""
@@ -23,28 +27,29 @@ class GivenServer:
     address: str
 
     def create_database(self, name: str) -> str:
-        self._run(f'CREATE DATABASE "{name}"')
-        base, _, _ = self.address.rpartition("/")
-        return f"{base}/{name}"
+        self._run(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return urlunsplit(urlsplit(self.address)._replace(path=f"/{name}"))
 
     def drop_database(self, name: str) -> None:
-        self._run(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
-    def _run(self, sql: str) -> None:
+    def _run(self, command: sql.Composed) -> None:
         with psycopg.connect(self.address, autocommit=True) as connection:
-            connection.execute(sql.encode())
+            connection.execute(command)
 
 
 @pytest.fixture(scope="session")
 def own_postgresql_server() -> Iterator[PostgresqlServer]:
-    """A server that tests share; one that kills or stops a server starts its own (`open_server`)."""
-    try:
-        with open_server() as server:
-            yield server
-    except ServerFailed as failed:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no PostgreSQL: {failed}")
+    """A server that tests share; one that kills or stops a server takes `killable_postgresql`."""
+    with _or_skipped() as server:
+        yield server
+
+
+@pytest.fixture
+def killable_postgresql() -> Iterator[PostgresqlServer]:
+    """A server of this test's own, to do with as it likes."""
+    with _or_skipped() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +67,16 @@ def postgresql_url(postgresql_server: PostgresqlServer | GivenServer) -> Iterato
     name = f"test_{secrets.token_hex(6)}"
     yield postgresql_server.create_database(name)
     postgresql_server.drop_database(name)
+
+
+@contextmanager
+def _or_skipped() -> Iterator[PostgresqlServer]:
+    """Run a server; where there is none to be had the test is skipped, but never in continuous integration."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(open_server())
+        except ToolUnavailable as unavailable:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"NOTHING OF POSTGRESQL IS TESTED: {unavailable}")
+        yield server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from gateway.world import leash
+from gateway.world.leash import leashed
 
 GRACE_S = 5.0
 
@@ -107,11 +106,10 @@ async def open_child(
     when the world is killed.  A terminal's Ctrl-C does not reach it: it is a session of its own, so that the world ends
     its parts in its own order.
     """
-    leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(int(last_signal)), *command]
     # Started from this thread and not from a worker's: the leash follows the thread that forked (prctl(2)).
     with log.open("ab") as sink:
         process = subprocess.Popen(  # noqa: S603, ASYNC220 - see above; the command is ours
-            leashed,
+            leashed(command, last_signal),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if read else sink,
             stderr=sink,
