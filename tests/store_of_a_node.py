@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import trio
 from gateway.actors.ledger import seal_next
 from gateway.actors.operations import rows
 from gateway.actors.runtime import open_runtime
-from gateway.actors.store import Statement, Store, open_sqlite
+from gateway.actors.store import Statement, Store
+from gateway.config import Configuration, load
 from gateway.keys import open_keys
+from gateway.opening import open_engine
 from gateway.registry import ledger
 from gateway.registry.ledger import Entry
 from gateway.registry.receipts import Signer
@@ -92,25 +96,32 @@ class StoreOfANode:
     def config(self) -> Path:
         return self.data_dir / "gateway.toml"
 
+    @property
+    def configuration(self) -> Configuration:
+        return load(self.config, {})
+
     def change(self, sql: str, **parameters: Any) -> None:
         """Do what no node does."""
-        trio.run(_change, self.path, Statement(sql, parameters))
+        trio.run(_change, self.configuration, Statement(sql, parameters))
 
 
-async def _change(path: Path, statement: Statement) -> None:
-    async with open_runtime() as runtime, open_sqlite(runtime, path) as store:
+async def _change(configuration: Configuration, statement: Statement) -> None:
+    async with open_runtime() as runtime, open_engine(runtime, configuration) as store:
         await store.commit(statement)
 
 
-def make_store(data_dir: Path) -> StoreOfANode:
+def make_store(data_dir: Path, url: str = "") -> StoreOfANode:
+    """Fill a store in the directory, or the empty PostgreSQL database at `url`."""
     made = StoreOfANode(data_dir)
     data_dir.mkdir(exist_ok=True)
-    made.config.write_text(f'[node]\ndata_dir = "{data_dir}"\n')
+    made.config.write_text(
+        f'[node]\ndata_dir = "{data_dir}"\n' + (f"[store]\nurl = {json.dumps(url)}\n" if url else "")
+    )
     signer = Signer.from_keys(open_keys(data_dir / "keys", create=True).receipts)
 
-    async def live() -> None:
-        async with open_runtime() as runtime, open_sqlite(runtime, made.path) as store:
+    async def live(configuration: Configuration) -> None:
+        async with open_runtime() as runtime, open_engine(runtime, configuration) as store:
             await fill(store, signer)
 
-    trio.run(live)
+    trio.run(partial(live, made.configuration))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,8 +11,18 @@ from gateway.commands import printing
 from gateway.commands.exits import exit_codes
 from gateway.commands.options import CONFIG, JSON
 
+if TYPE_CHECKING:
+    from gateway.config import Configuration
+
 KINDS = ("pepper", "node", "quote", "receipt")
-PEPPERS = "SELECT COUNT(*) FROM node_facts WHERE name LIKE 'pepper-%'"
+
+MEANWHILE = {
+    "pepper": "Meanwhile each node finds what the others claimed, for claims are stored under every pepper.",
+    "node": "Meanwhile what a restarted node has open is taken over by restarted nodes only.",
+    "quote": "Meanwhile a quote of a restarted node is paid there, or its call is quoted anew by the others.",
+    "receipt": "Meanwhile only restarted nodes publish the key in /.well-known/jwks.json.",
+}
+"""What holds while some nodes have a new key and some do not."""
 
 
 @click.group()
@@ -23,24 +34,35 @@ def keys() -> None:
 @CONFIG
 @JSON
 def new(config_path: Path | None, *, as_json: bool) -> None:
-    """Make the keys that a new node lacks; existing ones stay, and a store that misses its own is refused."""
+    """Make the keys that a new node lacks; existing ones stay, and a store that misses its own is refused.
+
+    Nodes of one store have the same keys: make them on one, and copy the directory to the others.
+    """
     with exit_codes():
         from gateway.config import load
-        from gateway.keys import open_keys
-        from gateway.reading import open_store
+        from gateway.keys import open_shared_keys
 
         configuration = load(config_path)
-        filled = False
-        if configuration.store_path.exists():
-            with open_store(configuration.store_path) as store:
-                filled = store.read([(PEPPERS, {})]) != [[(0,)]]
-        directory = configuration.data_dir / "keys"
-        open_keys(directory, create=not filled)
+        directory = configuration.keys_dir
+        open_shared_keys(directory, _known(configuration))
         names = sorted(each.name for each in directory.glob("*.key"))
     if as_json:
         printing.document({"directory": str(directory), "keys": names})
     else:
         click.echo(f"{directory}: {', '.join(names)}")
+
+
+def _known(configuration: Configuration) -> dict[str, str]:
+    """Return the fingerprints of the keys that the store knows; none where there is no store yet."""
+    from gateway.reading import NoStoreYet, open_store
+    from gateway.shared_keys import SELECT_KNOWN, known_keys
+
+    try:
+        with open_store(configuration) as store:
+            (facts,) = store.read([(SELECT_KNOWN, {})])
+    except NoStoreYet:
+        return {}
+    return known_keys(facts)
 
 
 @keys.command()
@@ -53,10 +75,28 @@ def rotate(kind: str, config_path: Path | None, *, as_json: bool) -> None:
         from gateway.config import load
         from gateway.keys import rotate as add_next
 
-        directory = load(config_path).data_dir / "keys"
+        configuration = load(config_path)
+        directory = configuration.keys_dir
         version = add_next(directory, kind)
     path = directory / f"{kind}-{version}.key"
+    steps = _steps(path, kind, shared=configuration.shared_store)
     if as_json:
-        printing.document({"kind": kind, "version": version, "file": str(path)})
-    else:
-        click.echo(f"{path} is the {kind} key from the node's next start on; back it up with the others")
+        printing.document({"kind": kind, "version": version, "file": str(path), "next": steps})
+        return
+    click.echo(f"{path} is the {kind} key from the node's next start on")
+    for number, step in enumerate(steps, 1):
+        click.echo(f"  {number}. {step}")
+
+
+def _steps(path: Path, kind: str, *, shared: bool) -> list[str]:
+    """Return what is to be done next, in this order."""
+    back_up = f"Back up {path} with the other keys."
+    if not shared:
+        return [back_up, "Restart the node."]
+    copy = f"Copy {path} to the keys directory of every node of the store, mode 0600, before any node is restarted"
+    restart = "Restart the nodes one after another, the next one when the last is ready"
+    return [
+        back_up,
+        f"{copy}: once one node uses it, no node starts without it.",
+        f"{restart}. {MEANWHILE[kind]}",
+    ]

@@ -95,26 +95,42 @@ class Books:
 
 
 async def _verify(configuration: Configuration, chain: bool) -> Books:  # noqa: FBT001 - trio.run passes by position
-    from gateway.actors.ledger import audit_store
     from gateway.reading import open_store
 
     if chain and not configuration.payment.rpc_urls:
         raise Stop(USAGE, "--chain needs [payment] rpc_urls")
-    key_set = _key_set(configuration.data_dir / "keys")
-    with open_store(configuration.store_path) as store:
-        found = await audit_store(store, key_set)
-        held, owing = await store.fetch_many([(HELD, {}), (OWING, {})])
-        books = Books(
-            found.entries,
-            found.blocks,
-            found.unsealed,
-            found.balances,
-            key_set is not None,
-            [*found.faults, *faults_of_holds(held, owing)],
-        )
+    key_set = _key_set(configuration.keys_dir)
+    with open_store(configuration) as store:
+        books = audited(store, key_set)
         if chain:
             await _look_at_chain(configuration, store, books)
     return books
+
+
+def audited(store: StoreInReading, key_set: Mapping[str, Any] | None) -> Books:
+    """Check a ledger in one snapshot, as it streams by: sums, hashes, chain, postings, and what is held."""
+    from gateway.actors.ledger import BLOCKS, ENTRIES, FAULTS_LISTED, UNPOSTED
+    from gateway.registry.ledger import REVENUE, Block, Entry, Posting
+    from gateway.registry.ledger_audit import audit_in_order
+
+    def postings(rows: Iterator[Row]) -> Iterator[Posting]:
+        for row in rows:
+            yield Posting(Entry(*row[:7]), str(row[7]), row[8] if isinstance(row[8], int) else None)  # type: ignore[arg-type]  # the schema's types
+
+    with store.snapshot() as read:
+        found = audit_in_order(
+            postings(read(f"{ENTRIES} WHERE height IS NOT NULL ORDER BY height, entry_id", {})),
+            postings(read(f"{ENTRIES} WHERE height IS NULL", {})),
+            ((Block(*row[:5]), str(row[5])) for row in read(BLOCKS, {})),  # type: ignore[arg-type]
+            key_set,
+        )
+        unposted = read(UNPOSTED, {"revenue": REVENUE, "limit": FAULTS_LISTED})
+        faults = [
+            *found.faults,
+            *(f"operation {row[0]!s} is receipted and its payment is not posted" for row in unposted),
+            *faults_of_holds(list(read(HELD, {})), list(read(OWING, {}))),
+        ]
+    return Books(found.entries, found.blocks, found.unsealed, found.balances, key_set is not None, faults)
 
 
 def _key_set(directory: Path) -> Mapping[str, Any] | None:
@@ -212,7 +228,7 @@ def _print(books: Books) -> None:
     for account, balance in sorted(books.balances.items()):
         click.echo(f"  {account}: {balance}")
     if not books.signatures:
-        click.echo("signatures of blocks were not checked: the node's keys are not in its data directory")
+        click.echo("signatures of blocks were not checked: the node's keys are not in its keys directory")
     if books.transfers is not None:
         click.echo(f"{books.transfers} transfers found on the chain")
     if books.other_networks:

@@ -52,7 +52,7 @@ def list_operations(config_path: Path | None, *, state: str | None, limit: int, 
         only = state.lower() if state else None
         if only is not None and only not in FILTERS:
             raise Stop(USAGE, f"no state is named {state!r}; there are {', '.join(FILTERS)}")
-        with open_store(load(config_path).store_path) as store:
+        with open_store(load(config_path)) as store:
             found = listed(store.read(listing(only, limit)), limit)
     if as_json:
         printing.document({"operations": found})
@@ -73,7 +73,7 @@ def show(operation_id: str, config_path: Path | None, *, as_json: bool) -> None:
         from gateway.http.operator_view import detailed, details
         from gateway.reading import open_store
 
-        with open_store(load(config_path).store_path) as store:
+        with open_store(load(config_path)) as store:
             shown = detailed(store.read(details(operation_id)))
         if shown is None:
             raise Stop(CHECK_FAILED, f"no operation is named {operation_id}")

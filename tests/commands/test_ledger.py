@@ -4,11 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 from click.testing import CliRunner, Result
 
+from gateway.actors.ledger import seal_next
+from gateway.actors.operations import rows
+from gateway.actors.runtime import open_runtime
 from gateway.cli import main
 from gateway.commands.ledger import faults_of_holds
-from tests.store_of_a_node import PAY_TO, SETTLED, SETTLING, WAITING, StoreOfANode, make_store
+from gateway.keys import open_keys
+from gateway.opening import open_engine
+from gateway.registry.receipts import Signer
+from tests.store_of_a_node import NOW, PAY_TO, SETTLED, SETTLING, WAITING, StoreOfANode, make_store, moved
 
 PAYMENT = f"""
 [payment]
@@ -18,9 +25,10 @@ rpc_urls = ["http://127.0.0.1:1"]
 """
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> StoreOfANode:
-    return make_store(tmp_path / "data")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> StoreOfANode:
+    url = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
+    return make_store(tmp_path / "data", url)
 
 
 def verify(made: StoreOfANode, *arguments: str) -> Result:
@@ -64,6 +72,50 @@ def test_without_the_nodes_keys_the_rest_is_checked_and_that_is_said(made: Store
     told = verify(made)
     assert told.exit_code == 0
     assert "signatures of blocks were not checked" in told.stdout
+
+
+def test_the_keys_are_where_the_configuration_says(made: StoreOfANode) -> None:
+    (made.data_dir / "keys").rename(made.data_dir / "elsewhere")
+    text = made.config.read_text().replace("[node]\n", f'[node]\nkeys_dir = "{made.data_dir}/elsewhere"\n')
+    made.config.write_text(text)
+    assert json.loads(verify(made, "--json").stdout)["signaturesChecked"] is True
+
+
+def test_what_was_not_posted_is_found(made: StoreOfANode) -> None:
+    made.change(f"UPDATE operations SET state = 'receipted', ended_at = 1 WHERE operation_id = '{SETTLING}'")
+    assert f"operation {SETTLING} is receipted and its payment is not posted" in verify(made).stdout
+
+
+def test_many_entries_are_checked_in_the_order_of_their_blocks(made: StoreOfANode) -> None:
+    """More than a page of a server's cursor, and steps whose two sides stand in two blocks."""
+
+    async def fill() -> None:
+        async with open_runtime() as runtime, open_engine(runtime, made.configuration) as store:
+            signer = Signer.from_keys(open_keys(made.data_dir / "keys", create=False).receipts)
+            for batch in range(3):
+                names = [f"op_{batch}_{number:05d}" for number in range(351)]
+                entries = [each for name in names for each in moved(name, "executed.1", "payer:0xc", "hold")]
+                entries += [each for name in names for each in moved(name, "expired", "hold", "payer:0xc")]
+                await store.commit(*rows.postings(entries))
+            while await seal_next(store, signer, NOW + 5):
+                pass
+
+    trio.run(fill)
+    told = json.loads(verify(made, "--json").stdout)
+    assert (told["ok"], told["faults"]) == (True, [])
+    assert told["entries"] == 8 + 3 * 351 * 4
+    assert told["blocks"] > 8
+    made.change("UPDATE ledger_entries SET entry_hash = 'x' WHERE operation_id = 'op_1_00200' AND account = 'hold'")
+    assert len(json.loads(verify(made, "--json").stdout)["faults"]) >= 3
+
+
+def test_a_server_that_cannot_be_reached_is_named_by_host_and_port(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'[node]\ndata_dir = "{tmp_path}"\n[store]\nurl = "postgresql://u:s3cret@127.0.0.1:1/d"\n')
+    told = CliRunner().invoke(main, ["ledger", "verify", "--config", str(config)])
+    assert told.exit_code == 3
+    assert "127.0.0.1:1 cannot be used" in told.stderr
+    assert "s3cret" not in told.stderr
 
 
 def test_the_chain_is_looked_at_only_where_it_is_configured(made: StoreOfANode) -> None:

@@ -13,9 +13,10 @@ from gateway.operator_token import open_token
 from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, StoreOfANode, make_store
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> StoreOfANode:
-    return make_store(tmp_path_factory.mktemp("data"))
+@pytest.fixture(params=["sqlite", "postgresql"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> StoreOfANode:
+    url = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
+    return make_store(tmp_path / "data", url)
 
 
 def run(made: StoreOfANode, *arguments: str) -> Result:

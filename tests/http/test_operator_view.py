@@ -9,7 +9,7 @@ from gateway.actors.operations import State
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Statement, open_sqlite
 from gateway.http import operator_view as view
-from gateway.reading import open_store
+from gateway.reading import open_file
 from tests.store_of_a_node import FREE, SETTLED, SETTLING, WAITING, make_store, operation
 
 
@@ -19,7 +19,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def listed(path: Path, only: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
-    with open_store(path) as store:
+    with open_file(path) as store:
         return view.listed(store.read(view.listing(only, limit)), limit)
 
 
@@ -67,14 +67,14 @@ def test_states_are_upper_case_amounts_are_strings_and_times_are_rfc_3339(path: 
 
 
 def test_nothing_sealed_is_shown(path: Path) -> None:
-    with open_store(path) as store:
+    with open_file(path) as store:
         shown = view.detailed(store.read(view.details(SETTLED)))
     assert shown is not None
     assert [name for name in shown if "sealed" in name.lower() or "wrap" in name.lower()] == []
 
 
 def test_one_operation_is_shown_with_its_history_and_its_ledger_entries(path: Path) -> None:
-    with open_store(path) as store:
+    with open_file(path) as store:
         shown = view.detailed(store.read(view.details(SETTLED)))
     assert shown is not None
     assert [each["state"] for each in shown["transitions"]] == ["CLAIMED"]
@@ -83,12 +83,12 @@ def test_one_operation_is_shown_with_its_history_and_its_ledger_entries(path: Pa
 
 
 def test_an_unknown_operation_is_none(path: Path) -> None:
-    with open_store(path) as store:
+    with open_file(path) as store:
         assert view.detailed(store.read(view.details("op_none"))) is None
 
 
 def test_operations_are_counted_by_state(path: Path) -> None:
-    with open_store(path) as store:
+    with open_file(path) as store:
         assert view.counts(store.read([view.COUNTS])[0]) == {"receipted": 2, "executed": 1, "needs_operator": 1}
 
 
