@@ -10,6 +10,7 @@ OK = "ok"
 FACILITATOR = "facilitator"
 SEARCH = "search"
 RPC = "rpc"
+STORE = "store"
 
 FACILITATOR_MODES = (
     OK,
@@ -27,6 +28,8 @@ FACILITATOR_MODES = (
 )
 RPC_MODES = (OK, "lag", "wrong_chain", "null_block", "http_429", "html", "hang", "range_limit", "drop_logs")
 SEARCH_MODES = (OK, "blocked", "hang", "http_500", "empty")
+STORE_MODES = (OK, "kill", "pause")
+"""Of a store that the world started: its processes run, are gone (SIGKILL), or stand still (SIGSTOP)."""
 
 
 class FaultRefused(Exception):
@@ -39,7 +42,7 @@ class FaultRefused(Exception):
 
 
 class Faults:
-    """The mode in force and the calls counted, by target: `facilitator`, `search`, `rpc/eip155:8453`.
+    """The mode in force and the calls counted, by target: `facilitator`, `search`, `rpc/eip155:8453`, `store`.
 
     A call counts when it reaches the upstream's door, whatever then happens to it.
     """

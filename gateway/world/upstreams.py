@@ -1,7 +1,8 @@
 """Everything that a node of the local world calls, on two local addresses: one that can be shut, one for all the rest.
 
 The facilitator has an address of its own, because `refuse` means that nobody listens there; the search engine, the
-chain's endpoint and the control of the faults share the other one: `/search-engine`, `/rpc/{chain}`, `/faults`.
+chain's endpoint and the control of the faults share the other one: `/search-engine`, `/rpc/{chain}`, `/faults`.  The
+store, which nodes reach without us, is in the control only.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import trio
 
 from gateway.world import facilitator_faults, faults, search_engine
 from gateway.world.chain_faults import ChainDoor
+from gateway.world.child import ChildFailed
 from gateway.world.door import Call, Door, Reply, Silence, url_of
 from gateway.world.facilitator_faults import FacilitatorDoor
 from gateway.world.faults import FaultRefused, Faults
 from gateway.world.search_engine import SearchEngine
+from gateway.world.store import StoreServer
 
 UPSTREAM_S = 130.0
 """Longer than the facilitator waits for a block, so that what it says is what is passed on."""
@@ -38,16 +41,20 @@ class Upstreams:
 
 @asynccontextmanager
 async def open_upstreams(
-    *, network: str, rpc_url: str, facilitator_url: str, port: int = 0
+    *, network: str, rpc_url: str, facilitator_url: str, port: int = 0, store: StoreServer | None = None
 ) -> AsyncIterator[Upstreams]:
-    """Serve the upstreams of one chain; `rpc_url` and `facilitator_url` are the real ones behind the doors."""
+    """Serve the upstreams of one chain; `rpc_url` and `facilitator_url` are the real ones behind the doors.
+
+    `store` is the server that the control may torment.
+    """
     rpc_target = f"{faults.RPC}/{network}"
     state = Faults(
         {
             faults.FACILITATOR: faults.FACILITATOR_MODES,
             rpc_target: faults.RPC_MODES,
             faults.SEARCH: faults.SEARCH_MODES,
-        },
+        }
+        | ({faults.STORE: faults.STORE_MODES} if store else {}),
         {faults.FACILITATOR: facilitator_faults.CALLS, faults.SEARCH: (search_engine.CALL,)},
     )
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -57,7 +64,9 @@ async def open_upstreams(
     ):
         facilitator = Door(nursery, FacilitatorDoor(state, client, facilitator_url).answer)
         chain = ChainDoor(state, rpc_target, client, rpc_url)
-        rest = Door(nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, Control(state, facilitator)), port)
+        rest = Door(
+            nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, Control(state, facilitator, store)), port
+        )
         facilitator.open()
         rest.open()
         try:
@@ -76,9 +85,10 @@ async def open_upstreams(
 class Control:
     """`GET /faults` tells what is in force and counted; `PUT /faults/{target}` with `{"mode": ...}` sets one mode."""
 
-    def __init__(self, state: Faults, facilitator: Door) -> None:
+    def __init__(self, state: Faults, facilitator: Door, store: StoreServer | None = None) -> None:
         self._faults = state
         self._facilitator = facilitator
+        self._store = store
 
     async def answer(self, call: Call) -> Reply:
         """Answer one call of whoever torments the node."""
@@ -87,12 +97,12 @@ class Control:
             case "GET", False:
                 return Reply.json(self._faults.state())
             case "PUT", True:
-                return self._put(target, call.body)
+                return await self._put(target, call.body)
         return Reply.json(
             {"error": "GET /faults, or PUT /faults/{target}"}, 405, (("allow", "PUT" if target else "GET"),)
         )
 
-    def _put(self, target: str, body: bytes) -> Reply:
+    async def _put(self, target: str, body: bytes) -> Reply:
         try:
             asked = orjson.loads(body)
             self._faults.set(target, asked.get("mode") if isinstance(asked, dict) else None)
@@ -100,6 +110,11 @@ class Control:
             return Reply.json({"error": f'send {{"mode": "..."}}: {error}'}, 400)
         except FaultRefused as error:
             return Reply.json({"error": error.detail, "allowed": error.allowed}, 400)
+        if target == faults.STORE and self._store is not None:
+            try:
+                await self._store.put(self._faults.mode(target))
+            except ChildFailed as failure:
+                return Reply.json({"error": str(failure)}, 500)
         if self._faults.mode(faults.FACILITATOR) == "refuse":
             self._facilitator.shut()
         else:

@@ -1,4 +1,4 @@
-"""The local world in one piece: chain, token, facilitator, search engine and their faults, ready for a node."""
+"""The local world in one piece: chain, token, facilitator, search engine, store and their faults, ready for nodes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gateway.world import token
 from gateway.world.chain import Account, Chain, open_chain
 from gateway.world.child import Child, open_child
 from gateway.world.door import url_of
+from gateway.world.store import Store, open_store
 from gateway.world.upstreams import open_upstreams
 
 FACILITATOR_START_S = 60.0
@@ -31,7 +32,8 @@ FACILITATOR_MODULE = "gateway.world.facilitator"
 class World:
     """Where everything is.
 
-    The node is told of `node_rpc_url` and `facilitator_url`, which faults reach; `rpc_url` is the chain itself.
+    The nodes are told of `node_rpc_url` and `facilitator_url`, which faults reach; `rpc_url` is the chain itself.
+    `store` is what they share; None where each has a file of its own.
     """
 
     directory: Path
@@ -46,12 +48,22 @@ class World:
     token: str
     payers: tuple[Account, ...]
     pay_to: str
+    store: Store | None = None
 
-    def node_settings(self, directory: Path, port: int, operator_port: int = 0) -> dict[str, Any]:
+    def node_settings(
+        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1"
+    ) -> dict[str, Any]:
         """Return the configuration of a node on `port` that sells into this world, its data under `directory`.
 
-        `operator_port` is that of the operator's listener, 0 for any.
+        `operator_port` is that of the operator's listener, 0 for any; `name` tells it from the others of its store.
         """
+        settings = self._settings(directory, port, operator_port)
+        if self.store is not None:
+            settings["node"] |= {"name": name, "keys_dir": str(self.directory / "keys")}
+            settings["store"] = {"url": self.store.url}
+        return settings
+
+    def _settings(self, directory: Path, port: int, operator_port: int) -> dict[str, Any]:
         return {
             "node": {
                 "base_url": url_of(port),
@@ -72,27 +84,35 @@ class World:
             "search": {"adapter": [{"kind": "searxng", "base_url": self.search_url, "simulated": True}]},
         }
 
-    def node_config(self, directory: Path, port: int, operator_port: int = 0) -> Path:
+    def node_config(self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1") -> Path:
         """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "gateway.toml"
-        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port)))
+        path.touch(mode=0o600)  # the store's URL may hold a password
+        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port, name=name)))
         return path
 
 
 @asynccontextmanager
-async def open_world(directory: Path, *, block_time: float | None = 1, port: int = 0) -> AsyncIterator[World]:
+async def open_world(
+    directory: Path, *, block_time: float | None = 1, port: int = 0, store: str = ""
+) -> AsyncIterator[World]:
     """Start a world whose logs and keys are under `directory`; all of it has ended when the block is left.
 
-    `block_time` as in `open_chain`; `port` is that of the fault control, 0 for any.  Raises `ToolUnavailable` or
-    `ChildFailed`.
+    `block_time` as in `open_chain`; `port` is that of the fault control, 0 for any; `store` as in `open_store`.  Raises
+    `ToolUnavailable`, `StoreUnusable` or `ChildFailed`.
     """
     await trio.Path(directory).mkdir(parents=True, exist_ok=True)
     async with (
+        open_store(store) as shared,
         open_chain(directory, block_time=block_time) as chain,
         _open_facilitator(directory, chain) as facilitator,
         open_upstreams(
-            network=chains.NETWORK, rpc_url=chain.rpc_url, facilitator_url=facilitator, port=port
+            network=chains.NETWORK,
+            rpc_url=chain.rpc_url,
+            facilitator_url=facilitator,
+            port=port,
+            store=shared.server if shared else None,
         ) as upstreams,
     ):
         yield World(
@@ -108,6 +128,7 @@ async def open_world(directory: Path, *, block_time: float | None = 1, port: int
             token=token.ADDRESS,
             payers=chain.payers,
             pay_to=chain.pay_to.address,
+            store=shared,
         )
 
 
