@@ -44,7 +44,7 @@ def compare(table: Table, ours: Iterable[Row], theirs: Iterable[Row], observe: C
         counts[0] += left is not None
         counts[1] += right is not None
         if differing is None and forms[0] != forms[1]:
-            differing = encoded(table.key_of(left if left is not None else right or ())).decode()
+            differing = encoded(min(table.key_of(row) for row in (left, right) if row is not None)).decode()
         if read % OBSERVED_EVERY == 0:
             observe(read)
     observe(max(counts))
