@@ -15,6 +15,7 @@ from gateway.actors.store.postgresql_blocking import Connection, connected, word
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import CLOCK
 from gateway.actors.store.protocol import Row, Value
+from gateway.moving.books import HEAD
 from gateway.moving.mark import Mark
 from gateway.moving.refusal import MoveRefused
 from gateway.moving.tables import ENGINES_OWN, FACTS, Table
@@ -133,7 +134,7 @@ class Target:
 
     def head(self) -> str | None:
         """The hash of the ledger's last block."""
-        found = self._one("SELECT block_hash FROM ledger_blocks ORDER BY height DESC LIMIT 1")
+        found = self._one(HEAD)
         return str(found[0]) if found else None
 
     # -- the end -------------------------------------------------------------------------------------------------------
