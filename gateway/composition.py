@@ -19,6 +19,7 @@ import attrs
 import structlog
 import trio
 
+from gateway.actors.findings import Findings
 from gateway.actors.idempotency import idempotency
 from gateway.actors.leases import Leases
 from gateway.actors.ledger import Posted, ledger
@@ -146,14 +147,15 @@ async def start_actors(
     start = partial(runtime.start, capacity=MAILBOX)
     leases = Leases(store, lease_ms=configuration.store.lease_ms)
     await start("leases", leases.watch)
-    key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms))
+    key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms, hold=leases.hold))
     quota_ref = await start(
         "quota", partial(quota, policies=policies_of(configuration, adapters), store=store, clock_ms=clock_ms)
     )
-    ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms))
+    ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms, hold=leases.hold))
     call = Caller(await start("upstream", upstream))
     proofs = Proofs(trio.current_time)
-    search = await _start_search(start, configuration, adapters, call, proofs)
+    findings = Findings(store, leases.hold)
+    search = await _start_search(start, configuration, adapters, call, proofs, findings)
     families: dict[str, Family] = {"search": MeteredFamily(search, metrics)}
     path = SettlementPath()
     settlement_ref = await _start_settlement(start, configuration, call, path)
@@ -196,11 +198,13 @@ async def _start_search(
     adapters: Sequence[Adapter],
     call: Caller,
     proofs: Proofs,
+    findings: Findings,
 ) -> SearchFamily:
     routes = search_routes(adapters, call)
     rules = Rules(interval_s=configuration.search.probe_interval_s)
     jitter = partial(random.uniform, 0.9, 1.1)
-    ref = await start("prober", partial(prober, routes=routes, proofs=proofs, utc=_utc, jitter=jitter, rules=rules))
+    body = partial(prober, routes=routes, proofs=proofs, utc=_utc, jitter=jitter, rules=rules, findings=findings)
+    ref = await start("prober", body)
     asset = asset_of(configuration)
     return SearchFamily(adapters, proofs, call, reporter(ref), _utc, CostAsset(asset.address, asset.decimals))
 

@@ -17,6 +17,7 @@ import trio
 
 from gateway.actors.runtime import Event, Phase, Runtime, open_runtime
 from gateway.actors.store import Engine, StoreRefused
+from gateway.actors.store.moves import require_whole
 from gateway.composition import Parts, adapters_of, clock_ms, start_actors
 from gateway.config import Configuration, ConfigurationError
 from gateway.errors import Violation
@@ -94,6 +95,7 @@ async def open_node(
             open_runtime(observe=_observe, grace=ACTOR_GRACE_S) as runtime,
             open_engine(runtime, configuration) as store,
         ):
+            await require_whole(store, configuration.shown_store)
             keys = await join_keys(store, configuration.keys_dir)
             token = open_token(configuration, create=True) if private else ""
             parts = await start_actors(runtime, store, keys, configuration, adapters, metrics)
