@@ -1,4 +1,4 @@
-"""What lies on the disk: the data directory, the keys, the store."""
+"""What lies on this machine's disk: the data directory and, where the store is a file, the store."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from gateway.actors.store import StoreRefused, schema
+from gateway.actors.store import StoreRefused, moves, schema
 from gateway.config import Configuration
 from gateway.doctor._check import Check, failed, fine, note
-from gateway.keys import Keys, KeysRefused, open_keys
+from gateway.doctor._keys import START, keys
 from gateway.reading import connect
-from gateway.registry.sealing import Naming
+from gateway.shared_keys import SELECT_KNOWN, known_keys
 
 LEAST_FREE = 256 * 2**20
 COMFORTABLE_FREE = 2 * 2**30
-START = "the node does not start"
 
 
 def disk(configuration: Configuration) -> list[Check]:
     """Check where the node keeps its data, and what is there already."""
-    data_dir, path = configuration.data_dir, configuration.store_path
-    ground = _nearest(data_dir)
-    keys, about_keys = keys_in(data_dir / "keys", fresh=not path.exists())
+    data_dir = configuration.data_dir
+    about = [directory(data_dir, _nearest(data_dir))]
+    if configuration.shared_store:
+        return about  # what needs room is on the server
+    path = configuration.store_path
+    checks, known = store(path)
     free = shutil.disk_usage(_nearest(path.parent)).free
-    return [directory(data_dir, ground), space(free), about_keys, *store(path, keys)]
+    return [*about, space(free), *keys(configuration.keys_dir, known, fresh=not path.exists()), *checks]
 
 
 def directory(data_dir: Path, ground: Path) -> Check:
@@ -56,38 +58,25 @@ def space(free: int) -> Check:
     return fine("disk", told)
 
 
-def keys_in(directory: Path, *, fresh: bool) -> tuple[Keys | None, Check]:
-    """Return the keys and how they stand; a `fresh` node makes what is missing at its first start."""
-    if fresh and not list(directory.glob("*.key")):
-        return None, note("keys", f"none in {directory} yet", "the first start makes them; back them up with the store")
-    try:
-        keys = open_keys(directory, create=False)
-    except KeysRefused as refused:
-        if fresh and "has no" in str(refused):
-            return None, note("keys", f"some are missing in {directory}", "the first start makes them")
-        return None, failed("keys", str(refused), START, "do what the line says; keys come back from a backup only")
-    count = sum(map(len, (keys.peppers, keys.nodes, keys.quotes, keys.receipts)))
-    return keys, fine("keys", f"{count} in {directory}, readable by this user only")
-
-
-def store(path: Path, keys: Keys | None) -> list[Check]:
-    """Check a store without writing to it."""
+def store(path: Path) -> tuple[list[Check], dict[str, str]]:
+    """Check a store without writing to it; return also the fingerprints of the keys that it knows."""
     if not path.exists():
-        return [note("store", f"{path} is not there yet", "the first start makes it")]
+        return [note("store", f"{path} is not there yet", "the first start makes it")], {}
     try:
         with closing(connect(path)) as connection:
-            return [_schema(connection, path), _integrity(connection, path), *_peppers(connection, keys)]
+            return [_schema(connection, path), _integrity(connection, path)], _known(connection, path)
     except StoreRefused as refused:
-        return [failed("store", f"{refused.where}: {refused.what}", START, refused.remedy)]
+        return [failed("store", f"{refused.where}: {refused.what}", START, refused.remedy)], {}
     except sqlite3.Error as error:
-        return [failed("store", f"{path}: {error}", START, "keep the file and restore the backup")]
+        return [failed("store", f"{path}: {error}", START, "keep the file and restore the backup")], {}
 
 
 def _schema(connection: sqlite3.Connection, path: Path) -> Check:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations'").fetchone():
+    if not _has(connection, "schema_migrations"):
         raise StoreRefused(path, "it is no node's store", "Name a file of the node's own in [store] url")
     applied = [schema.Applied(*row) for row in connection.execute(schema.SELECT_APPLIED)]
-    waiting = schema.pending(schema.load(schema.shipped(), "sqlite"), applied, path)
+    served = connection.execute(schema.SELECT_SERVES).fetchall() if _has(connection, "schema_compatibility") else []
+    waiting = schema.pending(schema.load(schema.shipped(), "sqlite"), applied, path, dict(served))
     if waiting:
         return note("store", f"schema {len(applied)} of {path}", "the next start migrates it", "back it up before")
     return fine("store", f"{path}, schema {len(applied)}")
@@ -100,23 +89,16 @@ def _integrity(connection: sqlite3.Connection, path: Path) -> Check:
     return fine("integrity", "SQLite finds no damage")
 
 
-def _peppers(connection: sqlite3.Connection, keys: Keys | None) -> list[Check]:
-    """Compare the peppers with those that the store was filled with."""
-    if keys is None:
-        return []
-    known = connection.execute("SELECT name, value FROM node_facts WHERE name LIKE 'pepper-%'").fetchall()
-    ours = {f"pepper-{version}": value for version, value in Naming(keys.peppers).fingerprints().items()}
-    lost = [name for name, value in known if ours.get(name) != value]
-    if not lost:
-        return []
-    return [
-        failed(
-            "peppers",
-            f"the store was filled with another {', '.join(lost)}",
-            f"{START}, it would not know its old keys and charge twice",
-            "restore the key files that belong to this store",
-        )
-    ]
+def _known(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
+    if not _has(connection, "node_facts"):
+        return {}
+    facts = connection.execute(SELECT_KNOWN).fetchall()
+    moves.require_here(dict(facts), path)
+    return known_keys(facts)
+
+
+def _has(connection: sqlite3.Connection, table: str) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchone() is not None
 
 
 def _nearest(path: Path) -> Path:

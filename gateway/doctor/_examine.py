@@ -26,7 +26,15 @@ async def examine(config_path: Path | None) -> Examination:
         configuration = load(config_path)
     except ConfigurationError as error:
         return Examination([_unusable(error.source, each.pointer, each.detail) for each in error.violations], None)
-    checks = [_usable(configuration), *machine(configuration), *disk(configuration), *listeners(configuration)]
+    checks = [_usable(configuration), *machine(configuration), *disk(configuration)]
+    alive: frozenset[str] = frozenset()
+    if configuration.shared_store:
+        from gateway.doctor._server import server
+
+        examined = server(configuration)
+        checks += examined.checks
+        alive = examined.alive
+    checks += listeners(configuration, alive)
     async with open_runtime() as runtime:
         call = Caller(await runtime.start("upstream", upstream))
         checks += await payment(configuration, call, time.time())
@@ -46,11 +54,15 @@ def _unusable(source: str, pointer: str, detail: str) -> Check:
 
 
 def redacted(configuration: Configuration) -> dict[str, Any]:
-    """Return the configuration in force; of URLs only scheme, host and port, the rest may be a secret."""
+    """Return the configuration in force; of URLs no password, and of those but the store's only host and port."""
     tree = attrs.asdict(configuration)
     del tree["source"]
-    tree["node"] |= {"data_dir": str(configuration.data_dir), "base_url": configuration.base_url}
-    tree["store"]["url"] = f"sqlite:///{configuration.store_path}"
+    tree["node"] |= {
+        "data_dir": str(configuration.data_dir),
+        "keys_dir": str(configuration.keys_dir),
+        "base_url": configuration.base_url,
+    }
+    tree["store"]["url"] = configuration.shown_store
     tree["payment"]["rpc_urls"] = [_bare(url) for url in tree["payment"]["rpc_urls"]]
     tree["payment"]["facilitator_url"] = _bare(tree["payment"]["facilitator_url"])
     for adapter in tree["search"]["adapter"]:

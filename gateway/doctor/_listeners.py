@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,18 +17,37 @@ from gateway.operator_token import open_token, token_path
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def listeners(configuration: Configuration) -> list[Check]:
-    """Check the addresses and what is said of them to the world."""
+def listeners(configuration: Configuration, alive: frozenset[str] = frozenset()) -> list[Check]:
+    """Check the addresses and what is said of them to the world; `alive` are the nodes over a shared store."""
     node = configuration.node
-    holder = holder_of(configuration.store_path)
     addresses = [*node.listen, node.operator_listen]
-    running = fine("node", f"runs as process {holder}") if holder else fine("node", "does not run now")
+    if configuration.shared_store:
+        runs = node.name in alive
+        running = namesake(node.name, runs=runs, taken=[each for each in addresses if _in_use(each)])
+    else:
+        holder = holder_of(configuration.store_path)
+        runs = bool(holder)
+        running = fine("node", f"runs as process {holder}" if holder else "does not run now")
     return [
         running,
-        *(listener(each, running=bool(holder)) for each in addresses),
+        *(listener(each, running=runs) for each in addresses),
         *public(node.base_url),
         token(configuration),
     ]
+
+
+def namesake(name: str, *, runs: bool, taken: Sequence[str]) -> Check:
+    """Check that the live node of this name is this one: it has this one's addresses."""
+    if not runs:
+        return fine("node", f"{name} does not run now")
+    if taken:
+        return fine("node", f"{name} runs")
+    return failed(
+        "node",
+        f"a node that is called {name} lives over this store, and nothing listens at the addresses of this one",
+        "if it is another node, this one does not start",
+        "set [node] name to one that no other node of the store has",
+    )
 
 
 def listener(address: str, *, running: bool) -> Check:
@@ -47,6 +67,16 @@ def listener(address: str, *, running: bool) -> Check:
             "stop the program that has it, or set another address in [node]",
         )
     return fine(name, "free")
+
+
+def _in_use(address: str) -> bool:
+    try:
+        bind(address).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    except ValueError:
+        return False
+    return address.endswith(":0")  # any port will do: whether the node has one cannot be told
 
 
 def public(base_url: str) -> list[Check]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import trio
 from eth_abi.abi import encode
 
 from gateway.actors.runtime import open_runtime
-from gateway.actors.store import open_sqlite
+from gateway.actors.store import open_sqlite, schema
 from gateway.config import Configuration, structure
 from gateway.doctor import Check, examine, redacted
 from gateway.doctor import _check as checks
-from gateway.doctor._disk import directory, space, store
+from gateway.doctor._disk import directory, disk, space, store
 from gateway.doctor._listeners import holder_of, listener, listeners, public
-from gateway.doctor._machine import open_files, python, signatures, sqlite
+from gateway.doctor._machine import open_files, python, signatures
+from gateway.doctor._machine import sqlite as sqlite_library
 from gateway.doctor._payment import clock, host_of, payee, payment
 from gateway.doctor._search import judged, search
-from gateway.keys import open_keys
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamUnreachable
 from gateway.registry.payment.asset import Asset, checksum
 from gateway.registry.qualification import Finding
@@ -123,8 +124,8 @@ def test_the_machine_is_judged_by_what_the_node_needs() -> None:
     assert python((3, 11), "3.11.0").standing == "fine"
     assert signatures("NativeECCBackend").standing == "failed"
     assert "coincurve" in signatures("NativeECCBackend").fix
-    assert sqlite((3, 34, 1), "3.34.1").standing == "failed"
-    assert sqlite((3, 35, 0), "3.35.0").standing == "fine"
+    assert sqlite_library((3, 34, 1), "3.34.1").standing == "failed"
+    assert sqlite_library((3, 35, 0), "3.35.0").standing == "fine"
     assert open_files(1024, 1024).standing == "note"
     assert "ulimit -n 1224" in open_files(1024, 1024).fix
     assert open_files(-1, 1024).standing == "fine"
@@ -150,23 +151,41 @@ def test_free_space_is_judged(free: int, standing: str) -> None:
 @pytest.mark.parametrize(
     ("change", "name", "told"),
     [
-        ("INSERT INTO node_facts VALUES ('pepper-1', 'of another node')", "peppers", "charge twice"),
+        ("INSERT INTO node_facts VALUES ('pepper-1', 'of another node')", "keys of the store", "charged twice"),
+        ("INSERT INTO node_facts VALUES ('receipt-2', 'lost')", "keys of the store", "receipt-2.key is missing"),
         ("UPDATE schema_migrations SET checksum = 'x'", "store", "other contents"),
         ("DROP TABLE schema_migrations", "store", "no node's store"),
     ],
 )
-def test_a_store_that_the_node_would_refuse_fails(
-    made: StoreOfANode, tmp_path: Path, change: str, name: str, told: str
-) -> None:
+def test_a_store_that_the_node_would_refuse_fails(made: StoreOfANode, change: str, name: str, told: str) -> None:
     made.change(change)
-    found = by_name(store(made.path, open_keys(tmp_path / "keys", create=False)))
+    found = by_name(disk(made.configuration))
     assert found[name].standing == "failed"
     assert told in found[name].line()
 
 
 def test_a_store_that_is_no_database_fails(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"x" * 5000)
-    assert [each.standing for each in store(tmp_path / "gateway.db", None)] == ["failed"]
+    checks, known = store(tmp_path / "gateway.db")
+    assert ([each.standing for each in checks], known) == (["failed"], {})
+
+
+def test_a_store_that_was_moved_away_fails(made: StoreOfANode) -> None:
+    made.change(
+        "INSERT INTO node_facts VALUES (:name, :value)",
+        name="moved-to",
+        value='{"url": "postgresql://db/x", "at": "2026-11-28T00:00:00Z"}',
+    )
+    assert "it was moved to postgresql://db/x" in by_name(disk(made.configuration))["store"].line()
+
+
+def test_a_newer_schema_that_serves_this_release_is_fine(made: StoreOfANode) -> None:
+    later = len(schema.load(schema.shipped(), "sqlite")) + 1
+    made.change("INSERT INTO schema_migrations VALUES (:later, 'later', 'x', 0)", later=later)
+    with sqlite3.connect(made.path) as connection:
+        connection.execute("INSERT INTO schema_compatibility VALUES (?, ?)", [later, later - 1])
+    connection.close()
+    assert by_name(disk(made.configuration))["store"].standing == "fine"
 
 
 async def test_lost_or_open_keys_fail(made: StoreOfANode, tmp_path: Path) -> None:
