@@ -128,7 +128,9 @@ async def _migrate_server(
         finally:
             connection.close()
     except Disconnected as lost:
-        raise StoreRefused(settings.shown, f"{lost.reason.story} ({lost.words})", remedy(lost.reason)) from lost
+        raise StoreRefused(
+            settings.shown, f"{lost.reason.story} ({' '.join(lost.words.split())})", remedy(lost.reason)
+        ) from lost
     except Rejected as rejected:
         reason = rejected.rejection.reason
         what = f"it cannot be migrated ({rejected.rejection.words})"

@@ -7,12 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pytest
 
 from gateway.actors.store import Reason, StoreRefused
+from gateway.actors.store.schema import shipped
 from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile, statements_of, touch
 
 
@@ -21,7 +23,7 @@ def now_ms() -> int:
 
 
 @contextmanager
-def opened(path: Path, migrations: Path) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, migrations: Traversable) -> Iterator[sqlite3.Connection]:
     file = SqliteFile(path, "node-1", now_ms)
     connection = file.open(migrations)
     try:
@@ -303,4 +305,40 @@ class TestReplacement:
             reader.execute("DELETE FROM accounts")
         reader.close()
         connection.close()
+        file.release()
+
+
+class TestMoved:
+    def moved_away(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            left = '{"url": "postgresql://db/gateway", "at": "2026-01-01T00:00:00.000Z"}'
+            connection.execute("INSERT INTO node_facts VALUES ('moved-to', ?)", [left])
+
+    def test_a_store_that_was_moved_away_is_not_joined_and_not_held(self, path: Path) -> None:
+        with opened(path, shipped()) as connection:
+            before = connection.execute("SELECT * FROM nodes").fetchall()
+        self.moved_away(path)
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match=r"moved to postgresql://db/gateway at 2026-01-01T00:00:00\.000Z"):
+                SqliteFile(path, "node-1", now_ms).open(shipped())
+        with closing(sqlite3.connect(path)) as reader:
+            assert reader.execute("SELECT * FROM nodes").fetchall() == before
+
+    def test_who_serves_nothing_from_it_takes_it_all_the_same_and_joins_nothing(self, path: Path) -> None:
+        with opened(path, shipped()):
+            pass
+        self.moved_away(path)
+        file = SqliteFile(path, "migrate", now_ms)
+        with closing(file.take(shipped())) as connection:
+            assert connection.execute("SELECT node FROM nodes").fetchall() == [("node-1",)]
+        file.release()
+
+    def test_a_node_that_let_go_of_the_lock_meanwhile_does_not_write_again(self, path: Path) -> None:
+        file = SqliteFile(path, "node-1", now_ms)
+        file.open(shipped()).close()
+        file.release()
+        self.moved_away(path)
+        file.claim()
+        with pytest.raises(StoreRefused, match="moved to"):
+            file.writer()
         file.release()
