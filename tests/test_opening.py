@@ -82,9 +82,31 @@ async def test_a_file_is_opened_where_no_server_is_named(tmp_path: Path) -> None
     assert (tmp_path / "gateway.db").exists()
 
 
-async def test_observers_hear_of_groups(tmp_path: Path) -> None:
+async def test_a_server_is_joined_under_the_name_of_the_node(postgresql_url: str) -> None:
+    configuration = structure({"node": {"name": "node-7"}, "store": {"url": postgresql_url}})
+    async with open_runtime() as runtime, open_engine(runtime, configuration) as store:
+        await store.commit(Statement("INSERT INTO node_facts VALUES ('a', 'b')"))
+        assert store.shared
+        assert store.membership.node == "node-7"
+        assert await store.fetch("SELECT node FROM nodes WHERE lease_until >= :store_ms") == [("node-7",)]
+
+
+async def test_a_server_that_cannot_be_reached_is_told_without_the_password(tmp_path: Path) -> None:
+    file = password_file(tmp_path, b"s3cret\n")
+    configuration = structure({"store": {"url": "postgresql://gateway@127.0.0.1:1/x", "password_file": file}})
+    async with open_runtime() as runtime:
+        with pytest.raises(StoreRefused) as caught:
+            async with open_engine(runtime, configuration):
+                pass
+    assert "s3cret" not in str(caught.value)
+    assert "127.0.0.1:1" in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+async def test_observers_hear_of_groups(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
     heard: list[object] = []
-    configuration = structure({"node": {"data_dir": str(tmp_path)}})
+    url = request.getfixturevalue("postgresql_url") if engine == "postgresql" else ""
+    configuration = structure({"node": {"data_dir": str(tmp_path)}, "store": {"url": url}})
     async with open_runtime() as runtime, open_engine(runtime, configuration, observe=heard.append) as store:
         await store.commit(Statement("INSERT INTO node_facts VALUES ('a', 'b')"))
     assert heard

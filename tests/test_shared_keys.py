@@ -7,14 +7,22 @@ import pytest
 import trio
 
 from gateway.actors.runtime import open_runtime
-from gateway.actors.store import Row, Statement, Store, Value, open_sqlite
+from gateway.actors.store import Row, Statement, Store, Value
+from gateway.config import structure
 from gateway.keys import KINDS, Keys, KeysRefused, open_keys, rotate
+from gateway.opening import open_engine
 from gateway.shared_keys import SELECT_KNOWN, join_keys, known_keys
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("postgresql_url")) if request.param == "postgresql" else ""
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db") as opened:
+async def store(tmp_path: Path, url: str) -> AsyncIterator[Store]:
+    configuration = structure({"node": {"data_dir": str(tmp_path)}, "store": {"url": url}})
+    async with open_runtime() as runtime, open_engine(runtime, configuration) as opened:
         yield opened
 
 
@@ -141,3 +149,22 @@ async def test_what_else_the_store_remembers_is_no_key(store: Store, tmp_path: P
         await store.commit(Statement("INSERT INTO node_facts VALUES (:name, 'x')", {"name": name}))
     assert await known(store) == {}
     assert await known(store) | (await join_keys(store, tmp_path / "keys")).fingerprints() == await known(store)
+
+
+async def test_of_two_nodes_on_an_empty_database_one_serves_with_its_keys(tmp_path: Path, postgresql_url: str) -> None:
+    found: list[Keys | KeysRefused] = []
+
+    async def node(name: str) -> None:
+        section = {"data_dir": str(tmp_path / name), "name": name}
+        configuration = structure({"node": section, "store": {"url": postgresql_url}})
+        async with open_runtime() as runtime, open_engine(runtime, configuration) as opened:
+            try:
+                found.append(await join_keys(opened, configuration.keys_dir))
+            except KeysRefused as refused:
+                found.append(refused)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("node-1", "node-2", "node-3"):
+            nursery.start_soon(node, name)
+    assert len([each for each in found if isinstance(each, Keys)]) == 1
+    assert all("copy it from another node" in str(each) for each in found if isinstance(each, KeysRefused))

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 NONCE_SIZE = 12
+LAST_VERSION = 999_999_999
+"""Key files have no higher number."""
 WEAK_KEY_LENGTH = 16
 """Idempotency keys shorter than this are scoped to the caller's network as well (spec/readings)."""
 
@@ -63,10 +65,12 @@ class NodeSeal:
         return version.to_bytes(4, "big") + seal(self.keys[version], operation_id, "node", data_key)
 
     def unwrap(self, operation_id: str, wrapped: bytes) -> bytes:
-        """Unwrap; raises `SealBroken`."""
-        key = self.keys.get(int.from_bytes(wrapped[:4], "big"))
+        """Unwrap; raises `SealBroken`, of that `KeyMissing` where another node may have the key."""
+        version = int.from_bytes(wrapped[:4], "big")
+        key = self.keys.get(version)
         if key is None:
-            raise KeyMissing(f"the node key that wraps {operation_id} is missing")
+            kind = KeyMissing if 0 < version <= LAST_VERSION else SealBroken
+            raise kind(f"node key {version}, which wraps {operation_id}, is missing")
         return unseal(key, operation_id, "node", wrapped[4:])
 
 
@@ -132,13 +136,6 @@ class Naming:
     def _each(self, spoken: str) -> tuple[str, ...]:
         said = spoken.encode()
         return tuple(hmac.digest(pepper, said, "sha256").hex() for _, pepper in self._newest_first)
-
-    def fingerprints(self) -> dict[int, str]:
-        """Return what tells one pepper from another without telling it."""
-        return {
-            version: hmac.digest(pepper, b"gateway pepper fingerprint", "sha256").hex()
-            for version, pepper in self.peppers.items()
-        }
 
 
 @lru_cache(maxsize=4096)
