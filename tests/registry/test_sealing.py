@@ -62,7 +62,6 @@ def test_equal_values_are_never_sealed_equal_and_data_keys_are_fresh() -> None:
 def test_the_node_opens_what_an_older_key_of_its_own_wrapped() -> None:
     wrapped = NodeSeal({1: OLD}).wrap("op_1", DATA_KEY)
     assert NodeSeal({1: OLD, 2: NEW}).unwrap("op_1", wrapped) == DATA_KEY
-    newer = NodeSeal({1: OLD, 2: NEW}).wrap("op_1", DATA_KEY)
     with pytest.raises(SealBroken):
         NodeSeal({1: OLD}).unwrap("op_2", wrapped)
 
