@@ -69,13 +69,13 @@ async def open_postgresql(
     pulse = _Pulse(observe)
     connection = await _opened(roads.writing, settings, member, migrations or schema.shipped(), migrate=migrate)
     topics = Topics()
-    link = Link(roads.writing, member, connection, pulse.feel)
+    link = Link(roads.writing, member, connection, pulse.feel, beside=roads.beside)
     actor = _WriterActor(
         link,
         Writer(link, within=within, patience=_PATIENCE_S),
         Pool(roads.reading, max(1, settings.readers - 1), rng, within=within),
         LookUps(roads.looking_up, within=within) if settings.readers > 1 else None,
-        Courier(roads.telling, topics),
+        Courier(roads.beside, topics),
         pulse,
         settings.lease_ms,
         observe,
@@ -177,7 +177,7 @@ class PostgresqlStore:
         return self._actor.pulse.health
 
     async def probe(self) -> StoreHealth:
-        """See `Engine.probe`; a renewal of the lease is a durable write too.  Waits up to 5 seconds."""
+        """See `Engine.probe`; waits up to 5 seconds."""
         if self._actor.pulse.fresh:
             return self.health
         try:
@@ -237,7 +237,7 @@ class _Roads:
     writing: Road
     reading: Road
     looking_up: Road
-    telling: Road
+    beside: Road
 
     @classmethod
     def of(cls, settings: PostgresqlSettings, node: str, rng: random.Random) -> _Roads:
@@ -245,7 +245,7 @@ class _Roads:
         bounds = {
             "statement_timeout": settings.statement_timeout_s * 1000,
             "lock_timeout": settings.statement_timeout_s * 700,
-            # A transaction of a node that stalls ends before others take over what it owned.
+            # A transaction of a node that stalls has ended when others take over what it owned.
             "idle_in_transaction_session_timeout": settings.lease_ms,
         }
         reads = bounds | {"default_transaction_read_only": "on"}
@@ -253,6 +253,7 @@ class _Roads:
             Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "on"}, wishes=BY_INDEX),
             Road(settings, rng, name=name, server=reads),
             Road(settings, rng, name=name, server=reads, wishes=BY_INDEX),
+            # What a crash of the server takes back of a renewal only shortens the lease.
             Road(settings, rng, name=name, server=bounds | {"synchronous_commit": "off"}),
         )
 

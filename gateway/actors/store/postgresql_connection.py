@@ -20,6 +20,8 @@ from psycopg.pq.abc import PGconn, PGresult
 from gateway.actors.store.errors import Reason
 from gateway.actors.store.postgresql_failures import (
     DISCONNECTED,
+    OF_STALE_PLANS,
+    STALE,
     Disconnected,
     Rejection,
     code_of_refused_connection,
@@ -277,6 +279,10 @@ class _Answers:
                 self.prepared[key] = name
         elif kind == "run":
             refused = self._refused.pop(key, None) if key is not None else None
+            old = key in self.prepared and key not in self.preparing
+            if rejection is not None and old and key is not None and rejection.sqlstate in OF_STALE_PLANS:
+                del self.prepared[key]
+                rejection = Rejection(STALE, rejection.words)
             self.outcomes.append(rejection or refused or (None if skipped else result))
 
 

@@ -12,11 +12,14 @@ import attrs
 
 from gateway.actors.store.errors import Failure, Reason
 
-RETRIED = frozenset({"40001", "40P01"})
-"""The transaction lost to another one, and does well to try again: serialization failure, deadlock."""
+STALE = "STALE"
+"""No code of the server's: a statement was prepared before its tables were changed, and is to be prepared anew."""
 
-STALE_PLAN = frozenset({"0A000", "26000"})
-"""With a prepared statement: its tables were changed, or it is not there any more."""
+RETRIED = frozenset({"40001", "40P01", STALE})
+"""The transaction does well to try again: serialization failure, deadlock, a stale statement."""
+
+OF_STALE_PLANS = frozenset({"0A000", "26000"})
+"""What the server says of a statement that was prepared earlier: it may be stale."""
 
 DISCONNECTED = "08006"
 

@@ -38,10 +38,17 @@ class Link:
     """
 
     def __init__(
-        self, road: Road, member: Member, connection: Connection | None, felt: Callable[[Failure | None], object]
+        self,
+        road: Road,
+        member: Member,
+        connection: Connection | None,
+        felt: Callable[[Failure | None], object],
+        *,
+        beside: Road,
     ) -> None:
         self.member = member
         self._road = road
+        self._beside = beside
         self._connection = connection
         self._felt = felt
         self._turn = trio.Lock()
@@ -118,6 +125,11 @@ class Link:
         except (Disconnected, Rejected) as error:
             self._failed(error)
 
+    def lost(self, failure: Failure) -> None:
+        """Give the connection up if it was lost."""
+        if self._connection is not None and self._connection.closed:
+            self.drop(failure)
+
     def drop(self, failure: Failure) -> None:
         """Give the connection up."""
         if self._down is None:
@@ -130,27 +142,49 @@ class Link:
             self._connection = None
 
     async def keep(self, lease_ms: int) -> None:
-        """Renew the lease at a quarter of it, where no transaction did, and reconnect; until cancelled."""
-        pause = lease_ms / 4000
-        while True:
-            await trio.sleep(max(0.0, min(self.member.renewed + pause - trio.current_time(), pause)) or pause / 4)
-            if self._turn.locked() or trio.current_time() < self.member.renewed + pause:
-                continue
-            with suppress(NotNow):
-                async with self.turn(pause):
-                    await self.renew()
+        """Renew the lease at a quarter of it, where no transaction did, and reconnect; until cancelled.
 
-    async def renew(self) -> None:
-        """Renew the lease.  Whoever has the turn calls this.  Raises NotNow."""
-        connection = await self.connection()
+        Renewals have a connection of their own: a transaction that takes long must not cost the node its lease.
+        """
+        pause = lease_ms / 4000
+        beside: Connection | None = None
         try:
-            renewed = await self.member.renew(connection)
+            while True:
+                await trio.sleep(max(self.member.renewed + pause - trio.current_time(), pause / 4))
+                if self._connection is None:
+                    with suppress(NotNow):
+                        async with self.turn(pause):
+                            await self.connection()
+                            self._felt(None)
+                if trio.current_time() >= self.member.renewed + pause:
+                    beside = await self._renewed(beside, pause)
+        finally:
+            if beside is not None:
+                beside.close()
+
+    async def _renewed(self, beside: Connection | None, pause: float) -> Connection | None:
+        """Renew the lease; return the connection for the next time."""
+        try:
+            beside = beside or await self._beside.connect()
+            if await self.member.renew(beside):
+                return beside
         except (Disconnected, Rejected) as error:
-            raise NotNow(self._failed(error)) from error
-        if not renewed:
-            await self.expired()
-            raise NotNow(Failure(Reason.LEASE_LOST))
-        self._felt(None)
+            _log.debug("the lease is not renewed beside: %s", error)
+            if beside is not None:
+                beside.close()
+            beside = None
+        with suppress(NotNow):
+            async with self.turn(pause):
+                if trio.current_time() >= self.member.renewed + pause:
+                    await self._renew_here(await self.connection())
+        return beside
+
+    async def _renew_here(self, connection: Connection) -> None:
+        try:
+            if not await self.member.renew(connection):
+                await self.expired()
+        except (Disconnected, Rejected) as error:
+            self._failed(error)
 
     async def leave(self) -> None:
         """End the lease and hang up."""

@@ -14,7 +14,7 @@ from gateway.actors.store.postgresql_arrays import Inference
 from gateway.actors.store.postgresql_connecting import Road
 from gateway.actors.store.postgresql_connection import Command, Connection
 from gateway.actors.store.postgresql_failures import Disconnected, Rejection
-from gateway.actors.store.postgresql_pool import UNDO, Query, Unavailable, commands_of, results_of, snapshot
+from gateway.actors.store.postgresql_pool import Query, Unavailable, commands_of, results_of, snapshot
 from gateway.actors.store.postgresql_sql import CLOCK, spoken, tokens
 from gateway.actors.store.protocol import STORE_CLOCK, Row, Value
 
@@ -139,9 +139,6 @@ class LookUps:
             return outcome.Value(results_of(await snapshot(connection, commands_of(queries), self._within)))
         except (StatementFailed, Unavailable) as error:
             return outcome.Error(error)
-        finally:
-            if connection.in_transaction and not connection.closed:
-                await connection.exchange(UNDO, within=self._within)
 
     async def _together(self, connection: Connection, taken: Sequence[_Waiting]) -> list[Answers] | None:
         """All callers in one round trip; None where one of their queries is at fault, whichever it is."""
@@ -150,8 +147,6 @@ class LookUps:
         except StatementFailed:
             return None
         outcomes = await snapshot(connection, [one.command for one in asked], self._within)
-        if connection.in_transaction:
-            await connection.exchange(UNDO, within=self._within)
         answers: list[Answers] = [[[] for _ in waiting.queries] for waiting in taken]
         for one, found in zip(asked, outcomes, strict=True):
             try:

@@ -1,7 +1,8 @@
-"""A node's row in `nodes`: joining, the fence that opens every transaction, and what became of a COMMIT.
+"""A node's row in `nodes`: joining, the fence of every transaction, and what became of a COMMIT.
 
-The row is locked by every transaction of the node from its fence to its end.  So whoever has locked it knows that no
-earlier transaction of this node is still under way, and its `step` tells the last one that was committed.
+The row is locked by every transaction of the node from its fence to its end, and no COMMIT is sent before the fence was
+answered.  So whoever has locked it knows that no earlier transaction of this node can still be committed, and its
+`step` tells the last one that was.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Member:
         await self._run(connection, self._command(_LEAVE, epoch=self.membership.epoch))
 
     def fence(self) -> Command:
-        """The command that opens the next transaction of the node and must change one row."""
+        """The command that must change one row before the next transaction of the node is committed."""
         self.step += 1
         return self._command(_FENCE, step=self.step, lease=self._lease_ms, epoch=self.membership.epoch)
 

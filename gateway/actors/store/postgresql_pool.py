@@ -12,7 +12,7 @@ import trio
 from gateway.actors.store.errors import Failure, Reason, StatementFailed
 from gateway.actors.store.postgresql_connecting import Road
 from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
-from gateway.actors.store.postgresql_failures import RETRIED, STALE_PLAN, Disconnected, Rejection
+from gateway.actors.store.postgresql_failures import RETRIED, Disconnected, Rejection
 from gateway.actors.store.postgresql_sql import Misused, command
 from gateway.actors.store.postgresql_values import Unreadable, rows_of
 from gateway.actors.store.protocol import Row, Value
@@ -23,7 +23,6 @@ SNAPSHOT, END, UNDO = Command("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
 _OLDEST_S = 1800.0
 _TRIES = 3
-_RETRIED = RETRIED | STALE_PLAN
 
 
 class Unavailable(Exception):
@@ -67,19 +66,14 @@ class Pool:
         commands = commands_of(queries)
         if not commands:
             return []
-        for tries_left in reversed(range(_TRIES)):
+        for tries_left in (1, 0):
             try:
                 async with self._lent(patience) as connection:
-                    outcomes = await snapshot(connection, commands, self._within)
+                    return results_of(await snapshot(connection, commands, self._within))
             except Disconnected as error:
                 # It may have been idle while the server was restarted; a read does no harm twice.
-                if tries_left and self._road.wait == 0:
-                    continue
-                raise Unavailable(error.failure) from error
-            rejection = next((one for one in outcomes if isinstance(one, Rejection)), None)
-            if rejection is not None and rejection.sqlstate in _RETRIED and tries_left:
-                continue
-            return results_of(outcomes)
+                if not tries_left or self._road.wait > 0:
+                    raise Unavailable(error.failure) from error
         raise Unavailable(Failure(Reason.OVERLOADED))
 
     @asynccontextmanager
@@ -142,10 +136,17 @@ def commands_of(queries: Sequence[Query]) -> list[Command]:
 
 
 async def snapshot(connection: Connection, commands: Sequence[Command], within: float) -> list[Outcome]:
-    """What became of each of the queries, in one transaction and one round trip."""
-    if len(commands) == 1:
-        return await connection.exchange(*commands, within=within)
-    outcomes = await connection.exchange(SNAPSHOT, *commands, END, within=within)
+    """What became of each of the queries, in one transaction and one round trip; the connection is idle then."""
+    alone = len(commands) == 1
+    outcomes: list[Outcome] = []
+    for _ in range(_TRIES):
+        outcomes = await connection.exchange(*(commands if alone else (SNAPSHOT, *commands, END)), within=within)
+        if connection.in_transaction:
+            await connection.exchange(UNDO, within=within)
+        if not any(isinstance(one, Rejection) and one.sqlstate in RETRIED for one in outcomes):
+            break
+    if alone:
+        return outcomes
     first, *rest, _ = outcomes
     return [first] if isinstance(first, Rejection) else rest
 

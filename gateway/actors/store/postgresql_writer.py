@@ -2,6 +2,10 @@
 
 A group is tried together.  Where one of its steps fails, that is undone and the steps run one after the other, each in
 a savepoint; where that transaction is lost to another node's, each runs alone.
+
+The last thing before a COMMIT is the fence: this node's row in `nodes` must stand as the node knows it, its lease not
+over.  Being last, it holds the row for one round trip only, so a group that waits for another node's locks does not
+keep the lease from being renewed.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import trio
 from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
 from gateway.actors.store.postgresql_batches import Again, Planner
 from gateway.actors.store.postgresql_connection import Command, Connection, Outcome
-from gateway.actors.store.postgresql_failures import RETRIED, STALE_PLAN, Disconnected, Rejection
+from gateway.actors.store.postgresql_failures import RETRIED, Disconnected, Rejection
 from gateway.actors.store.postgresql_link import Link, NotNow
 from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, ROLLBACK
 from gateway.actors.store.postgresql_sql import Misused, command, spoken
@@ -111,7 +115,7 @@ class _Group:
             except _Refused as refused:
                 raise NotNow(refused.failure) from refused
             except Disconnected as lost:
-                self.link.drop(lost.failure)
+                self.link.lost(lost.failure)
                 if not tries_left:
                     raise NotNow(lost.failure) from lost
             else:
@@ -133,7 +137,8 @@ class _Group:
         commands += [command for step in single for command in step.commands]
         if sum(map(len_of, commands)) > _MOST_TOGETHER:
             return False
-        outcomes = iter(await self._begun(connection, commands))
+        *said, fenced = await self._run(connection, BEGIN, *commands, self.link.member.fence())
+        outcomes = iter(said[1:])
         found: dict[int, Result] = {}
         try:
             for batch in batches:
@@ -143,8 +148,9 @@ class _Group:
         except Again:
             found.clear()
         if len(found) < len(steps) or not all(isinstance(result, list) for result in found.values()):
-            await self._undo(connection)
+            await self._run(connection, ROLLBACK)
             return False
+        await self._require_fenced(connection, fenced)
         return await self._commit(connection, found)
 
     async def _beside(self, steps: Sequence[Ready]) -> bool:
@@ -152,33 +158,37 @@ class _Group:
         connection = await self._connection()
         began = trio.current_time()
         found: dict[int, Result] = {}
-        outcomes = (await self._begun(connection, [_SAVEPOINT, *steps[0].commands]))[1:]
-        for step, following in zip(steps, [*steps[1:], None], strict=True):
+        closing: list[Command] = []
+        outcomes = (await self._run(connection, BEGIN, _SAVEPOINT, *steps[0].commands))[2:]
+        for number, step in enumerate(steps, 1):
             try:
                 result = found[step.place] = verdict(step, outcomes)
             except Again:
-                await self._undo(connection)
+                await self._run(connection, ROLLBACK)
                 return False
             closing = [_KEEP] if isinstance(result, list) else [_UNDO, _KEEP]
-            if following is None or trio.current_time() > began + _LONG_S:
-                found = {other.place: Failure(Reason.SLOW) for other in steps} | found
-                return await self._commit(connection, found, *closing)
-            outcomes = await connection.exchange(*closing, _SAVEPOINT, *following.commands, within=self.within)
+            if number == len(steps) or trio.current_time() > began + _LONG_S:
+                break
+            outcomes = await self._run(connection, *closing, _SAVEPOINT, *steps[number].commands)
             outcomes = outcomes[len(closing) + 1 :]
-        return True
+        *_, fenced = await self._run(connection, *closing, self.link.member.fence())
+        await self._require_fenced(connection, fenced)
+        return await self._commit(connection, {step.place: Failure(Reason.SLOW) for step in steps} | found)
 
     async def _alone(self, step: Ready) -> Result:
         """A transaction of its own, tried again where it is lost to another one."""
         for _ in range(_TRIES_ALONE):
             connection = await self._connection()
+            *said, fenced = await self._run(connection, BEGIN, *step.commands, self.link.member.fence())
             try:
-                result = verdict(step, await self._begun(connection, step.commands))
+                result = verdict(step, said[1:])
             except Again:
-                await self._undo(connection)
+                await self._run(connection, ROLLBACK)
                 continue
             if not isinstance(result, list):
-                await self._undo(connection)
+                await self._run(connection, ROLLBACK)
                 return result
+            await self._require_fenced(connection, fenced)
             rejection = await self._committed(connection)
             match rejection:
                 case None:
@@ -197,22 +207,18 @@ class _Group:
             raise _Refused(Failure(Reason.LEASE_LOST))
         return connection
 
-    async def _begun(self, connection: Connection, commands: Sequence[Command]) -> list[Outcome]:
-        """What became of the commands, in a transaction that is fenced and still open."""
-        fence = self.link.member.fence()
-        _, fenced, *outcomes = await connection.exchange(BEGIN, fence, *commands, within=self.within)
-        if isinstance(fenced, Rejection) or fenced is None:
-            await self._undo(connection)
-            reason = fenced.reason if fenced is not None else None
-            raise _Refused(Failure(reason or Reason.STALLED))
-        if not fenced.command_tuples:
-            await self._undo(connection)
-            await self.link.expired()
-            raise _Refused(Failure(Reason.LEASE_LOST))
-        return outcomes
+    async def _run(self, connection: Connection, *commands: Command) -> list[Outcome]:
+        return await connection.exchange(*commands, within=self.within)
 
-    async def _undo(self, connection: Connection) -> None:
-        await connection.exchange(ROLLBACK, within=self.within)
+    async def _require_fenced(self, connection: Connection, fenced: Outcome) -> None:
+        """Go on only if the fence found this node's row as it must be; nothing is stored otherwise."""
+        if fenced is not None and not isinstance(fenced, Rejection) and fenced.command_tuples:
+            return
+        await self._run(connection, ROLLBACK)
+        if isinstance(fenced, Rejection):
+            raise _Refused(Failure(fenced.reason or Reason.STALLED))
+        await self.link.expired()
+        raise _Refused(Failure(Reason.LEASE_LOST))
 
     async def _commit(self, connection: Connection, found: dict[int, Result], *closing: Command) -> bool:
         """Commit, and take what was found as results; False where the server would not."""
@@ -234,7 +240,7 @@ class _Group:
         try:
             outcome = (await connection.exchange(*closing, COMMIT, within=self.within))[-1]
         except Disconnected as lost:
-            self.link.drop(lost.failure)
+            self.link.lost(lost.failure)
             stored = await self.link.settle(number)
             if stored is None:
                 return Failure(lost.reason, uncertain=True)
@@ -244,7 +250,7 @@ class _Group:
         if isinstance(outcome, Rejection):
             return outcome
         if outcome is None or outcome.command_status != b"COMMIT":
-            await self._undo(connection)
+            await self._run(connection, ROLLBACK)
             return Rejection("40000", "the transaction was rolled back")
         self.link.member.felt()
         return None
@@ -271,7 +277,7 @@ def verdict(step: Ready, outcomes: Sequence[Outcome]) -> Result:
         if outcome is None:
             raise Again
         if isinstance(outcome, Rejection):
-            if outcome.sqlstate in RETRIED or outcome.sqlstate in STALE_PLAN:
+            if outcome.sqlstate in RETRIED:
                 raise Again
             return Failure(outcome.reason) if outcome.reason else StatementFailed(index, outcome.words)
         found = outcome.ntuples if outcome.nfields else outcome.command_tuples or 0
