@@ -206,16 +206,23 @@ def _apart(runs: Sequence[_Run], alike: Sequence[tuple[int, Step]]) -> Sequence[
 
 
 def _differing(column: str, here: Sequence[_Run], alike: Sequence[tuple[int, Step]]) -> Sequence[tuple[int, Step]]:
-    seen: set[Value] = set()
+    seen: set[str | bytes] = set()
     kept = []
     for place, step in alike:
         values = {
-            step[index].parameters[run.spread.pins[column]] for run in here for index in range(run.first, run.end)
+            _alike(step[index].parameters[run.spread.pins[column]])
+            for run in here
+            for index in range(run.first, run.end)
         }
         if seen.isdisjoint(values):
             kept.append((place, step))
             seen |= values
     return kept
+
+
+def _alike(value: Value) -> str | bytes:
+    """The same for all values that the server may take for equal, such as 1 and '1'."""
+    return value if isinstance(value, bytes) else str(value)
 
 
 def _sortable(value: Value) -> tuple[bool, Value]:

@@ -7,7 +7,7 @@ answered.  So whoever has locked it knows that no earlier transaction of this no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import attrs
@@ -36,7 +36,7 @@ _ENTER = f"""
 """  # noqa: S608 - a constant
 _LOCK = f"SELECT epoch, step, lease_until - {CLOCK_NOW} FROM nodes WHERE node = :node FOR UPDATE"  # noqa: S608 - a constant
 _JOIN = f"""
-    UPDATE nodes SET epoch = epoch + 1, lease_until = {CLOCK_NOW} + :lease, step = 0, joined_at = {CLOCK_NOW},
+    UPDATE nodes SET epoch = :epoch, lease_until = {CLOCK_NOW} + :lease, step = 0, joined_at = {CLOCK_NOW},
         release = :release
     WHERE node = :node
 """  # noqa: S608 - a constant
@@ -85,7 +85,7 @@ class Member:
         """When the lease was last renewed, on trio's clock."""
         return self._renewed
 
-    async def join(self, connection: Connection, where: str, said: Callable[[float], object] = lambda _: None) -> None:
+    async def join(self, connection: Connection, where: str) -> None:
         """Join, after waiting for the end of the lease that a crashed process of this name left.
 
         Raises StoreRefused when a node of this name lives, `Disconnected` and `Rejected`.
@@ -106,7 +106,6 @@ class Member:
                     f"a node named {self.membership.node} is alive",
                     "Give each node a name of its own in [node] name, or stop the other one",
                 )
-            said(found.left_ms / 1000)
             await trio.sleep(min(found.left_ms, self._lease_ms / 8) / 1000 + 0.005)
         await self._take(connection, found.epoch)
 
@@ -170,7 +169,7 @@ class Member:
     async def _locked(self, connection: Connection) -> _Found:
         _, outcome = await self._run(connection, BEGIN, self._command(_LOCK))
         rows = rows_of(outcome)
-        if not rows:  # an operator emptied the table
+        if not rows:
             await self._run(connection, ROLLBACK)
             await self._run(connection, self._command(_ENTER, release=__version__))
             return await self._locked(connection)
@@ -178,8 +177,11 @@ class Member:
         return _Found(_int(epoch), _int(step), _int(left_ms))
 
     async def _take(self, connection: Connection, epoch: int) -> None:
-        await self._run(connection, self._command(_JOIN, lease=self._lease_ms, release=__version__), COMMIT)
-        self.membership = Membership(self.membership.node, epoch + 1)
+        epoch = max(epoch, self.membership.epoch) + 1  # an operator may have emptied the table
+        await self._run(
+            connection, self._command(_JOIN, epoch=epoch, lease=self._lease_ms, release=__version__), COMMIT
+        )
+        self.membership = Membership(self.membership.node, epoch)
         self.felt()
 
     def _command(self, sql: str, **parameters: Value) -> Command:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +29,7 @@ from gateway.actors.store import (
     postgresql_courier,
     postgresql_link,
 )
+from gateway.actors.store.postgresql_connection import Command
 from gateway.world.postgresql import PostgresqlServer, open_server
 from tests.actors.store.postgresql_parts import connected, run, run_at
 from tests.actors.store.postgresql_proxy import Cut, proxied
@@ -75,9 +75,15 @@ async def names(store: PostgresqlStore) -> set[str]:
 
 
 async def until(happens: Callable[[], bool], within: float = 10.0) -> None:
-    with trio.fail_after(within):
-        while not happens():
-            await trio.sleep(0.01)
+    for _ in range(int(within * 100)):
+        if happens():
+            return
+        await trio.sleep(0.01)
+    pytest.fail("it does not happen")
+
+
+async def more_than(count: int, stored: set[str]) -> None:
+    await until(lambda: len(stored) > count, within=30)
 
 
 async def refused(store: PostgresqlStore, name: str = "refused") -> StoreUnavailable:
@@ -137,9 +143,11 @@ async def test_a_refused_start_leaves_no_connection(postgresql_url: str) -> None
     async with opened(postgresql_url) as store:
         await settled(store)
         await refusal(postgresql_url, lease_ms=300)
-        with trio.fail_after(5):
-            while await connections(postgresql_url) > 3:  # one writes, one renews the lease, one listens
-                await trio.sleep(0.05)
+        for _ in range(100):
+            if await connections(postgresql_url) <= 3:  # one writes, one renews the lease, one listens
+                return
+            await trio.sleep(0.05)
+        pytest.fail("a connection is left")
 
 
 async def connections(url: str) -> int:
@@ -268,11 +276,11 @@ async def test_no_acknowledged_row_is_lost_when_the_server_is_killed_under_load(
                 for writer in range(8):
                     nursery.start_soon(write, store, round_ * 8 + writer, stop)
                 enough = len(stored) + 100
-                await until(lambda enough=enough: len(stored) > enough)
+                await more_than(enough, stored)
                 await trio.to_thread.run_sync(own_server.kill)
                 await start(own_server)
                 enough = len(stored) + 100
-                await until(lambda enough=enough: len(stored) > enough, within=30)
+                await more_than(enough, stored)
                 stop.set()
         found = await names(store)
     assert failed == []  # nothing was stored twice
@@ -426,11 +434,11 @@ async def test_a_slow_step_does_not_take_others_of_its_group_along(postgresql_ur
         except StoreUnavailable as error:
             outcomes[name] = error.extra["reason"]
 
-    async with opened(postgresql_url, statement_timeout_s=1, lease_ms=5000) as store:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, store, "slow", Statement("SELECT pg_sleep(3)::text"))
-            for name in "abc":
-                nursery.start_soon(ask, store, name, account(name))
+    opening = opened(postgresql_url, statement_timeout_s=1)
+    async with opening as store, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, store, "slow", Statement("SELECT pg_sleep(3)::text"))
+        for name in "abc":
+            nursery.start_soon(ask, store, name, account(name))
     assert outcomes == {"slow": Reason.SLOW, "a": "stored", "b": "stored", "c": "stored"}
 
 
@@ -503,7 +511,7 @@ async def settled(*stores: PostgresqlStore) -> None:
 async def test_a_server_without_notifications_is_told_of_once_and_serves(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(postgresql_courier, "_LISTEN", postgresql_courier.Command("LISTENING x", once=True))
+    monkeypatch.setattr(postgresql_courier, "_LISTEN", Command("LISTENING x", once=True))
     monkeypatch.setattr(postgresql_courier, "_WITHOUT_S", 0.01)
     async with opened(postgresql_url) as store:
         await store.commit(account("a"))
@@ -588,12 +596,16 @@ async def test_a_wrong_look_up_does_not_spoil_those_beside_it(postgresql_url: st
     assert outcomes == {number: 1 if number == 3 else [[(1,)], [(number,)]] for number in range(6)}
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_cancelled_calls_leave_the_connections_usable_and_none_behind(postgresql_url: str) -> None:
     async with opened(postgresql_url, readers=3) as store:
         for warm in (store.fetch("SELECT 1"), store.look_up([("SELECT 1", {})])):
             await warm
         await settled(store)
-        files = len(os.listdir("/proc/self/fd"))
+        files = open_files()
         for number in range(200):
             with trio.move_on_after(0.002 * (number % 4)):
                 if number % 2:
@@ -603,7 +615,7 @@ async def test_cancelled_calls_leave_the_connections_usable_and_none_behind(post
         assert await store.fetch("SELECT 1") == [(1,)]
         assert await store.look_up([("SELECT 2", {})]) == [[(2,)]]
         assert await connections(postgresql_url) <= 1 + 3 + 1
-        assert len(os.listdir("/proc/self/fd")) <= files + 2
+        assert open_files() <= files + 2
 
 
 async def test_a_reader_that_was_cancelled_stops_on_the_server_too(postgresql_url: str) -> None:

@@ -30,7 +30,7 @@ CLAIM = "INSERT INTO t (id, v, u) VALUES (:id, :v, :u) ON CONFLICT DO NOTHING"
 ADD = "UPDATE t SET v = v + :v WHERE id = :id"
 
 
-def insert(name: str, v: int = 1, *, rows: int | None = 1, sql: str = INSERT) -> Statement:
+def insert(name: str | int, v: int = 1, *, rows: int | None = 1, sql: str = INSERT) -> Statement:
     return Statement(sql, {"id": name, "v": v}, rows=rows)
 
 
@@ -58,21 +58,35 @@ async def test_steps_of_one_shape_over_different_rows_are_stored_by_one_statemen
     assert sorted(rows) == sorted((f"a{number}", number + 1) for number in range(50))
 
 
+A: dict[str, Value] = {"id": "a", "n": 1, "o": 2}
+B: dict[str, Value] = {"id": "b", "n": 2, "o": 1}
+
+
+def both(sql: str, one: dict[str, Value] = A, other: dict[str, Value] = B) -> list[Step]:
+    return [[Statement(sql, one)], [Statement(sql, other)]]
+
+
 @pytest.mark.parametrize(
     ("why", "steps"),
     [
         ("they write the same row", [[add("a", 1)], [add("a", 2)]]),
-        ("one reads what the other writes", [[Statement("UPDATE t SET v = :n WHERE v = :o", {"n": n, "o": 1 - n})] for n in (0, 1)]),
-        ("they return rows", [[Statement(f"{ADD} RETURNING v", {"id": name, "v": 1})] for name in "ab"]),
-        ("they read other rows", [[Statement("INSERT INTO t (id, v) VALUES (:id, (SELECT count(*) FROM t))", {"id": name})] for name in "ab"]),
-        ("nothing tells their rows apart", [[Statement("UPDATE s SET n = n + :n", {"n": n})] for n in (1, 2)]),
-        ("they change a unique column", [[Statement("UPDATE t SET u = :u WHERE id = :id", {"id": name, "u": name})] for name in "ab"]),
-        ("a foreign key looks elsewhere", [[Statement("INSERT INTO children (id, parent) VALUES (:id, 1)", {"id": number})] for number in (1, 2)]),
-        ("a unique index knows only some rows", [[Statement("INSERT INTO partial (id, name) VALUES (:id, 'x')", {"id": number})] for number in (1, 2)]),
-        ("they take what they free", [[Statement("DELETE FROM t WHERE id = :id", {"id": name}), insert(f"{name}2")] for name in "ab"]),
+        ("one reads what the other writes", both("UPDATE t SET v = :n WHERE v = :o")),
+        ("they return rows", both("UPDATE t SET v = :n WHERE id = :id RETURNING v")),
+        ("they read other rows", both("INSERT INTO t (id, v) VALUES (:id, (SELECT count(*) FROM t))")),
+        ("nothing tells their rows apart", both("UPDATE s SET n = n + :n")),
+        ("one of two conditions tells them apart", both("UPDATE t SET v = 1 WHERE id = :id OR v = :n")),
+        ("they change a unique column", both("UPDATE t SET u = :id WHERE id = :id")),
+        ("a foreign key looks elsewhere", both("INSERT INTO children (id, parent) VALUES (:n, 1)")),
+        ("a unique index knows only some rows", both("INSERT INTO partial (id, name) VALUES (:n, 'x')")),
+        ("they call what may differ", both("UPDATE t SET v = random() WHERE id = :id")),
+        ("they take what they free", [[*step, insert("c")] for step in both("DELETE FROM t WHERE id = :id")]),
         ("they demand two rows", [[add(name, 1, rows=2)] for name in "ab"]),
-        ("their values are of several types", [[Statement("INSERT INTO t (id, v, u) VALUES (:id, 1, :u)", {"id": name, "u": u})] for name, u in (("a", "x"), ("b", b"x"))]),
-        ("a table is not there", [[Statement("DELETE FROM nowhere WHERE id = :id", {"id": name})] for name in "ab"]),
+        ("their values are of several types", both("INSERT INTO t (id, v) VALUES (:id, 1)", A, {"id": b"b"})),
+        ("one writes as text what the other writes as a number", [
+            [insert(name), Statement("UPDATE t SET v = 2 WHERE id = :id", {"id": other})]
+            for name, other in (("1", "2"), (2, "3"))
+        ]),
+        ("a table is not there", both("DELETE FROM nowhere WHERE id = :id")),
         ("they have two shapes", [[insert("a")], [insert("b", rows=None)]]),
     ],
 )  # fmt: skip
