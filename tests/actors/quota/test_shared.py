@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -16,6 +16,7 @@ from gateway.actors.quota import Allowance, GiveBack, Policy
 from gateway.actors.quota import shared as module
 from gateway.actors.quota.windows import LOOK_AGAIN_S
 from gateway.actors.runtime import Unanswered, open_runtime
+from gateway.actors.store import Statement
 from gateway.errors import StoreUnavailable
 from tests.actors.quota.nodes import START, Node, Scene, at_once, shared
 
@@ -114,6 +115,32 @@ async def test_one_step_counts_for_so_many_callers_and_the_others_have_the_next(
         found = await at_once(100, lambda number: node.spend(caller=str(number)))
         assert all(each.granted and each.remaining == 4 for each in found)
         assert max(sum(each.rows or 0 for each in step) for step in node.road.steps) == 7
+
+
+async def test_a_step_changes_its_rows_in_the_order_of_all_nodes(tmp_path: Path, autojump_clock: MockClock) -> None:
+    rng = random.Random(4)
+    async with shared(tmp_path, FREE, DAILY) as scene:
+        node = await scene.node(delay=lambda: 0.01)
+        rows = [(policy, f"caller{number:02}") for policy in (FREE.name, DAILY.name) for number in range(40)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.spend)
+            await trio.sleep(0.005)  # while that is on its way
+            for policy, caller in rng.sample(rows, len(rows)):
+                if rng.random() < 0.5:
+                    node.give_back(policy, caller)
+                if rng.random() < 0.5:
+                    nursery.start_soon(node.spend, policy, caller)
+        changed = [row for statement in node.road.steps[1] for row in rows_of(statement)]
+        assert len(node.road.steps) == 2
+        assert len(set(changed)) > 50
+        assert changed == sorted(changed)
+
+
+def rows_of(statement: Statement) -> Iterator[tuple[str, str]]:
+    """The rows that a statement changes, by policy and caller, in order."""
+    for name, value in statement.parameters.items():
+        if name.startswith("caller"):
+            yield str(statement.parameters["quota"]), str(value)
 
 
 async def test_who_is_over_the_limit_costs_one_step_a_second(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -274,6 +301,45 @@ async def test_what_a_node_gives_back_it_can_spend_at_once_and_no_more_than_that
             node.give_back(policy.name)
             node.give_back(policy.name, "b")
             assert await node.spent(policy.name, times=2) == 1
+
+
+async def test_what_is_given_back_while_the_last_call_is_being_counted_can_be_spent_soon(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with shared(tmp_path, FREE) as scene:
+        node = await scene.node(delay=lambda: 0.02)
+        await node.spent(times=4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.spend)
+            await trio.sleep(0.01)
+            node.give_back()
+        await trio.sleep(0.1)
+        assert await node.spent(times=2) == 1
+
+
+async def test_who_has_waited_longer_comes_first_to_what_is_given_back(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    told: list[tuple[str, bool]] = []
+    async with shared(tmp_path, FREE, PAID) as scene:
+        node = await scene.node()
+        await node.spent("paid", times=40)
+        await trio.sleep(LOOK_AGAIN_S)
+        node.road.until_open = trio.Event()
+
+        async def call(name: str) -> None:
+            told.append((name, (await node.spend("paid")).granted))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.spend)  # keeps the store busy
+            await trio.sleep(0.1)
+            nursery.start_soon(call, "first")
+            await trio.sleep(0.1)
+            node.give_back("paid")
+            nursery.start_soon(call, "second")
+            await trio.sleep(0.1)
+            node.road.until_open.set()
+        assert sorted(told) == [("first", True), ("second", False)]
 
 
 @pytest.mark.parametrize("policy", [FREE, PAID])
