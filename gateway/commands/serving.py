@@ -10,6 +10,8 @@ import click
 from gateway.commands.exits import FINE, exit_codes, leave
 from gateway.commands.options import CONFIG, JSON
 
+MOST_NODES = 8
+
 
 @click.command()
 @CONFIG
@@ -37,9 +39,13 @@ def serve(config_path: Path | None, *, _as_json: bool) -> None:
 @click.option("--stay", is_flag=True, help="Keep the world up after the round, until Ctrl-C.")
 @click.option("--no-agent", is_flag=True, help="Start the world and the node only.")
 @click.option("--ready", type=click.Path(path_type=Path, dir_okay=False), help="Write this file when all is ready.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the node; 0 for any.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the first node; 0 for any.")
+@click.option("--nodes", type=click.IntRange(1, MOST_NODES), default=1, help="How many; several need --store.")
+@click.option("--store", metavar="URL|postgresql", default="", help="Use this empty database, or a server of its own.")
 @JSON
-def demo(*, strict: bool, stay: bool, no_agent: bool, ready: Path | None, port: int, as_json: bool) -> None:
+def demo(
+    *, strict: bool, stay: bool, no_agent: bool, ready: Path | None, port: int, nodes: int, store: str, as_json: bool
+) -> None:
     """Watch an agent buy on a local world: a real chain, a real facilitator, nothing leaves this machine."""
     with exit_codes():
         try:
@@ -52,5 +58,14 @@ def demo(*, strict: bool, stay: bool, no_agent: bool, ready: Path | None, port: 
 
         import trio
 
-        options = DemoOptions(strict=strict, stay=stay, agent=not no_agent, ready=ready, port=port, json=as_json)
+        options = DemoOptions(
+            strict=strict,
+            stay=stay,
+            agent=not no_agent,
+            ready=ready,
+            port=port,
+            json=as_json,
+            nodes=nodes,
+            store=store,
+        )
         leave(trio.run(run, options))

@@ -1,8 +1,8 @@
 """The sample agent: buys with the stock x402 client and the stock MPP client, and proves what it got.
 
 A process of its own (`python -m gateway.world.agent --help`), because both clients run on asyncio.  It prints one JSON
-line a step: step, operation, protocol, status, operationId, charged (atomic units), transaction, replayed, proved, ms,
-and code and detail where something is to be said.
+line a step: step, gateway, operation, protocol, status, operationId, charged (atomic units), transaction, replayed,
+proved, ms, code and detail where something is to be said, and joined where the same request was in flight already.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from mpp.methods.evm import client as mpp_evm
 from mpp.methods.evm.assets import BASE_USDC
 from x402 import x402Client
 from x402.http.clients.httpx import x402HttpxClient
+from x402.http.x402_http_client import x402HTTPClient
 from x402.mechanisms.evm import EthAccountSigner
 from x402.mechanisms.evm.exact import register_exact_evm_client
 
@@ -33,6 +36,8 @@ from gateway.registry.canonical import result_hash
 from gateway.registry.receipts import ReceiptInvalid, verify_receipt
 
 TIMEOUT_S = 90.0
+TRIES = 240
+PAUSE_S = 0.25
 SPENDING_CAP = "1"
 """Dollars a call: what stock clients allow without being told."""
 
@@ -69,24 +74,96 @@ ROUND = (
 )
 
 
-async def buy_all(gateway: str, account: LocalAccount, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Make the round: each purchase, and each paid one a second time under the same key."""
-    async with httpx.AsyncClient(base_url=gateway, timeout=TIMEOUT_S) as plain:
-        key_set = (await plain.get("/.well-known/jwks.json")).raise_for_status().json()
+SURVIVOR = attrs.evolve(ROUND[1], name="taken over", body=dict(ROUND[1].body) | {"query": "what outlives a server"})
+"""Bought from a node that is killed before it answers."""
+
+
+async def buy_all(gateways: Sequence[str], account: LocalAccount, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Make the round: each purchase, and each paid one a second time under the same key; step by step, node by node."""
+    key_set, turns = await _key_set(gateways[0]), cycle(gateways)
     for purchase in ROUND:
-        key = f"agent-{secrets.token_hex(16)}"
-        async with client_of(purchase.protocol, gateway, account) as client:
-            emit(await _step(client, purchase, key, key_set, purchase.name))
-            if purchase.protocol != "free":
-                emit(await _step(client, purchase, key, key_set, f"{purchase.name}, again"))
+        named = {"Idempotency-Key": _new_key()}
+        for name in (purchase.name, f"{purchase.name}, again")[: 1 if purchase.protocol == "free" else 2]:
+            gateway = next(turns)
+            async with client_of(purchase.protocol, gateway, account) as client:
+                asking = client.post(purchase.path, json=dict(purchase.body), headers=named)
+                emit(await _step(asking, purchase, gateway, key_set, name))
+
+
+async def buy_from_the_dying(
+    gateways: Sequence[str], account: LocalAccount, emit: Callable[[dict[str, Any]], None]
+) -> None:
+    """Pay the first node, which somebody kills before it answers, and send the same request to the second.
+
+    Once the first is back it is asked again.
+    """
+    first, second, *_ = gateways
+    key_set, named = await _key_set(first), {"Idempotency-Key": _new_key()}
+    body = dict(SURVIVOR.body)
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        asked = await client.post(first + SURVIVOR.path, json=body, headers=named)
+        if asked.status_code != 402:
+            emit(await _step(_at_once(asked), SURVIVOR, first, key_set, SURVIVOR.name))
+            return
+        named |= await _credential(asked, account)
+        with suppress(httpx.TransportError):
+            early = await client.post(first + SURVIVOR.path, json=body, headers=named)
+            emit(_line(SURVIVOR, first, SURVIVOR.name) | {"detail": f"answered {early.status_code}: was not killed"})
+            return
+        served = _until_served(client, second + SURVIVOR.path, body, named)
+        emit(line := await _step(served, SURVIVOR, second, key_set, SURVIVOR.name) | {"joined": True})
+        if line["status"] == 200:
+            await _until_ready(client, first)
+            asking = client.post(first + SURVIVOR.path, json=body, headers=named)
+            emit(await _step(asking, SURVIVOR, first, key_set, f"{SURVIVOR.name}, again"))
+
+
+async def _key_set(gateway: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=gateway, timeout=TIMEOUT_S) as plain:
+        key_set: dict[str, Any] = (await plain.get("/.well-known/jwks.json")).raise_for_status().json()
+        return key_set
+
+
+def _new_key() -> str:
+    return f"agent-{secrets.token_hex(16)}"
+
+
+async def _credential(asked: httpx.Response, account: LocalAccount) -> dict[str, str]:
+    """Return the header by which the stock client pays what a 402 asks for, to be sent more than once."""
+    stock = x402HTTPClient(_payer(account))
+    required = stock.get_payment_required_response(asked.headers.get, asked.json())
+    return stock.encode_payment_signature_header(await stock.create_payment_payload(required))
+
+
+async def _until_served(
+    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> httpx.Response:
+    """Send the same request again while the answer is that it may be, and return the last one."""
+    for _ in range(TRIES):
+        answer = await client.post(url, json=body, headers=headers)
+        if answer.status_code not in {409, 502, 503} or answer.json().get("retryable") is not True:
+            return answer
+        await asyncio.sleep(PAUSE_S)
+    return await client.post(url, json=body, headers=headers)
+
+
+async def _until_ready(client: httpx.AsyncClient, gateway: str) -> None:
+    for _ in range(TRIES):
+        with suppress(httpx.TransportError):
+            if (await client.get(f"{gateway}/readyz")).status_code == 200:
+                return
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _at_once(answer: httpx.Response) -> httpx.Response:
+    return answer
 
 
 def client_of(protocol: str, gateway: str, account: LocalAccount) -> httpx.AsyncClient:
     """Return an HTTP client that pays by `protocol` without being asked; `free` pays nothing."""
     match protocol:
         case "x402":
-            payer = register_exact_evm_client(x402Client(), EthAccountSigner(account))
-            return x402HttpxClient(payer, base_url=gateway, timeout=TIMEOUT_S)
+            return x402HttpxClient(_payer(account), base_url=gateway, timeout=TIMEOUT_S)
         case "mpp":
             method = mpp_evm.charge(currency=BASE_USDC, account=account, max_amount=SPENDING_CAP)
             return httpx.AsyncClient(transport=PaymentTransport([method]), base_url=gateway, timeout=TIMEOUT_S)
@@ -95,22 +172,27 @@ def client_of(protocol: str, gateway: str, account: LocalAccount) -> httpx.Async
     raise ValueError(protocol)
 
 
+def _payer(account: LocalAccount) -> x402Client:
+    return register_exact_evm_client(x402Client(), EthAccountSigner(account))
+
+
 async def _step(
-    client: httpx.AsyncClient, purchase: Purchase, key: str, key_set: Mapping[str, Any], name: str
+    asking: Awaitable[httpx.Response], purchase: Purchase, gateway: str, key_set: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "step": name,
-        "operation": purchase.operation,
-        "protocol": purchase.protocol,
-        "status": None,
-    }
+    told = _line(purchase, gateway, name)
     began = time.perf_counter()
     try:
-        answer = await client.post(purchase.path, json=dict(purchase.body), headers={"Idempotency-Key": key})
+        answer = await asking
         told |= {"status": answer.status_code} | outcome(answer, key_set)
     except Exception as error:  # noqa: BLE001 - any failure of a client is a line of the report
-        told |= dict(UNPROVED) | {"detail": f"{type(error).__name__}: {error}"}
+        told |= {"detail": f"{type(error).__name__}: {error}"}
     return told | {"ms": round((time.perf_counter() - began) * 1000)}
+
+
+def _line(purchase: Purchase, gateway: str, name: str) -> dict[str, Any]:
+    """Return the line of a step that has come to nothing so far."""
+    about = {"operation": purchase.operation, "protocol": purchase.protocol}
+    return {"step": name, "gateway": gateway, **about, "status": None, **UNPROVED, "ms": 0}
 
 
 UNPROVED: Mapping[str, Any] = {
@@ -160,8 +242,9 @@ def outcome(answer: httpx.Response, key_set: Mapping[str, Any]) -> dict[str, Any
 def main(arguments: Sequence[str]) -> int:
     """Make one round; the lines say how it went, the exit code only that it was made."""
     parser = argparse.ArgumentParser(prog="python -m gateway.world.agent")
-    parser.add_argument("--gateway", required=True, help="address of the node")
+    parser.add_argument("--gateway", required=True, action="append", help="address of a node, once or more")
     parser.add_argument("--key-file", required=True, type=Path, help="file of the payer's private key")
+    parser.add_argument("--take-over", action="store_true", help="buy from the first node while somebody kills it")
     options = parser.parse_args(arguments)
     account = Account.from_key(options.key_file.read_text().strip())
 
@@ -169,7 +252,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
-    asyncio.run(buy_all(options.gateway, account, emit))
+    asyncio.run((buy_from_the_dying if options.take_over else buy_all)(options.gateway, account, emit))
     return 0
 
 

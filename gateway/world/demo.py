@@ -1,17 +1,16 @@
-"""`gateway demo`: the local world, a node in it, an agent's round of purchases, and the proof that it all adds up."""
+"""`gateway demo`: the local world, nodes in it, an agent's round of purchases, and the proof that it all adds up."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,23 @@ import attrs
 import httpx
 import trio
 
-from gateway import operator_token
-from gateway.world import npm
+from gateway.world import nodes, npm
 from gateway.world.chain import Rpc
 from gateway.world.child import Child, ChildFailed, open_child
+from gateway.world.nodes import Node, configured, start_all
 from gateway.world.npm import ToolUnavailable
 from gateway.world.report import Report
-from gateway.world.tally import Tally, judge, tally
+from gateway.world.store import StoreUnusable, is_shared
+from gateway.world.takeover import show_take_over
+from gateway.world.tally import TakeOver, Tally, judge, tally
 from gateway.world.world import World, open_world
 
-NODE = (sys.executable, "-P", "-m", "gateway", "serve")
 AGENT = (sys.executable, "-P", "-m", "gateway.world.agent")
-NODE_START_S = 90.0
-NODE_DRAIN_S = 90.0
 ROUND_S = 300.0
 STEPS = 5
 """Lines of a whole round: a free search, two paid ones, each of those a second time."""
+TAKE_OVER_STEPS = 2
+"""Lines of a take-over: what another node served, and the same of the node that was killed."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,9 +46,11 @@ class DemoOptions:
         strict: a closed family is a failure.
         stay: keep the world up after the round, until Ctrl-C or SIGTERM.
         agent: let the agent make its round.
-        ready: file that is written, at once, when the node can be used and the round is over; removed at the end.
-        port: of the node; 0 for any.
+        ready: file that is written, at once, when the nodes can be used and the round is over; removed at the end.
+        port: of the first node; 0 for any.
         json: print one JSON object at the end instead of the table.
+        nodes: how many; more than one need a store that they can share.
+        store: as in `open_store`.
     """
 
     strict: bool = False
@@ -57,18 +59,36 @@ class DemoOptions:
     ready: Path | None = None
     port: int = 0
     json: bool = False
+    nodes: int = 1
+    store: str = ""
+
+    def refusal(self) -> str | None:
+        """Return why these options cannot be used, None where they can."""
+        if self.ready is not None and not self.ready.absolute().parent.is_dir():
+            return f"--ready {self.ready}: there is no folder {self.ready.absolute().parent}"
+        if self.store and not is_shared(self.store):
+            return f"--store {self.store}: say postgresql, or postgresql://USER@HOST/DATABASE"
+        if self.nodes > 1 and not self.store:
+            return (
+                f"--nodes {self.nodes}: several nodes need a store that they can share; add --store postgresql, "
+                "or --store postgresql://USER@HOST/DATABASE"
+            )
+        return None
 
 
-async def demo(options: DemoOptions, *, report: Report | None = None, node_command: Sequence[str] = NODE) -> int:
+async def demo(
+    options: DemoOptions, *, report: Report | None = None, node_command: Sequence[str] = nodes.COMMAND
+) -> int:
     """Run the demonstration.
 
-    Returns 0 when all of it held, 1 when something did not, 2 when an option cannot be used, 130 when interrupted.
+    Returns 0 when all of it held, 1 when something did not, 2 when an option cannot be used, 3 when the store cannot be
+    had, 130 when interrupted.
 
-    Everything it started has ended when it returns.  `node_command` starts the node, given `--config FILE`.
+    Everything it started has ended when it returns.  `node_command` starts a node, given `--config FILE`.
     """
     report = report or Report()
-    if options.ready is not None and not options.ready.absolute().parent.is_dir():
-        report.say(f"--ready {options.ready}: there is no folder {options.ready.absolute().parent}")
+    if refusal := options.refusal():
+        report.say(refusal)
         return 2
     directory = Path(tempfile.mkdtemp(prefix="gateway-world-"))
     shown = Demonstration(options, directory, report, node_command)
@@ -79,9 +99,9 @@ async def demo(options: DemoOptions, *, report: Report | None = None, node_comma
                 await shown.run()
                 nursery.cancel_scope.cancel()
     except* (ToolUnavailable, ChildFailed) as failures:
-        for failure in _leaves(failures):
-            shown.report.say(str(failure))
-        shown.code = 1
+        shown.fail(1, failures)
+    except* StoreUnusable as failures:
+        shown.fail(3, failures)
     finally:
         if options.ready is not None:
             options.ready.unlink(missing_ok=True)
@@ -110,79 +130,100 @@ class Demonstration:
         if not npm.anvil_path().exists():
             self.report.say("fetching the local chain (once, about 20 MB)")
             await trio.to_thread.run_sync(npm.anvil_binary)
-        self.report.say("starting the local world: chain, token, facilitator, search engine")
-        async with open_world(self.directory) as world:
+        store = ", store" if self.options.store else ""
+        self.report.say(f"starting the local world: chain, token, facilitator, search engine{store}")
+        async with open_world(self.directory, store=self.options.store) as world:
             self.report.say(f"  chain {world.rpc_url}, facilitator {world.facilitator_url}, faults {world.faults_url}")
-            with _held_port(self.options.port) as port, _held_port(0) as operator_port:
-                config = world.node_config(self.directory / "node", port, operator_port)
-                await self._sell(world, config, began)
+            if world.store is not None:
+                self.report.say(f"  store {world.store.shown}")
+            count, port = self.options.nodes, self.options.port
+            with configured(world, self.directory, count, port=port, command=self.node_command) as sellers:
+                await self._sell(world, sellers, began)
 
-    async def _sell(self, world: World, config: Path, began: float) -> None:
-        async with self._open_node(config) as node, trio.open_nursery() as nursery:
-            self.report.say(f"the node sells at {_base_url(config)}, ready after {time.monotonic() - began:.1f} s")
-            nursery.start_soon(self._tell_the_nodes_end, node, config)
-            self.code = await self._round(world, _base_url(config)) if self.options.agent else 0
+    def fail(self, code: int, failures: BaseExceptionGroup[BaseException]) -> None:
+        """Tell of failures that end the demo, with `code`."""
+        self.code = code
+        for failure in _leaves(failures):
+            self.report.say(str(failure))
+
+    async def _sell(self, world: World, sellers: Sequence[Node], began: float) -> None:
+        async with trio.open_nursery() as nursery:
+            await start_all(sellers, nursery, self._tell_the_end)
+            took = time.monotonic() - began
+            places = [node.gateway if len(sellers) == 1 else f"{node.name} at {node.gateway}" for node in sellers]
+            who = "the node sells at" if len(sellers) == 1 else "the nodes sell:"
+            self.report.say(f"{who} {', '.join(places)}, ready after {took:.1f} s")
+            self.code = await self._round(world, sellers, nursery) if self.options.agent else 0
             if self.options.ready is not None:
-                await _write_at_once(self.options.ready, json.dumps(ready_file(world, config, node.pid), indent=1))
+                await _write_at_once(self.options.ready, json.dumps(ready_file(world, sellers), indent=1))
             if self.options.stay:
-                self.report.say(f"the world stays up until Ctrl-C; the node is process {node.pid}, its log {node.log}")
+                for node in sellers:
+                    self.report.say(f"{node.name} is process {node.pid}, its log {node.log}")
+                self.report.say("the world stays up until Ctrl-C")
                 await trio.sleep_forever()
             nursery.cancel_scope.cancel()
 
-    @asynccontextmanager
-    async def _open_node(self, config: Path) -> AsyncIterator[Child]:
-        command = (*self.node_command, "--config", str(config))
-        # If the demo is killed the node is asked to end, so that it can drain.
-        last = signal.SIGTERM
-        async with open_child(
-            "the node", command, log=self.directory / "node.log", grace=NODE_DRAIN_S, last_signal=last
-        ) as node:
-            await _await_ready(node, _base_url(config))
-            yield node
-
-    async def _tell_the_nodes_end(self, node: Child, config: Path) -> None:
-        self.report.say(f"the node ended ({_how(await node.wait())})")
+    def _tell_the_end(self, node: Node, how: str) -> None:
+        self.report.say(f"{node.name} ended ({how})")
         if self.options.stay:
-            self.report.say(f"the world stays up; to bring the node back: ./run serve --config {config}")
+            self.report.say(f"the world stays up; to bring {node.name} back: ./run serve --config {node.config}")
 
-    async def _round(self, world: World, gateway: str) -> int:
-        self.report.say("the agent makes its round")
-        lines = await self._lines_of_agent(world, gateway)
+    # -- the round -----------------------------------------------------------------------------------------------------
+
+    async def _round(self, world: World, sellers: Sequence[Node], nursery: trio.Nursery) -> int:
+        lines: list[dict[str, Any]] = []
+        shown: TakeOver | None = None
+        names = {node.gateway: node.name for node in sellers}
+
+        def told(line: dict[str, Any]) -> None:
+            lines.append(line | {"node": names[line["gateway"]]} if len(names) > 1 else line)
+            self.report.step(judge(lines[-1], {}))
+
+        async def start(node: Node) -> None:
+            await nursery.start(node.run, self._tell_the_end)
+
+        with trio.move_on_after(ROUND_S):
+            self.report.say("the agent makes its round")
+            async with self._open_agent(world, sellers) as agent:
+                while (text := await agent.line()) is not None:
+                    told(json.loads(text))
+            if len(sellers) > 1:
+                self.report.say("a node is killed, and another takes over")
+                first, second = sellers[:2]
+                buying = partial(self._open_agent, world, (first, second), "--take-over")
+                shown = await show_take_over(world, first, second, buying, start=start, told=told, say=self.report.say)
         async with httpx.AsyncClient(timeout=30) as client:
             transfers = await Rpc(world.rpc_url, client).transfers(world.pay_to)
-        found = tally(lines, transfers, STEPS)
+        planned = STEPS + (TAKE_OVER_STEPS if len(sellers) > 1 else 0)
+        found = tally(lines, transfers, planned, shown)
         if self.options.json:
             self.report.json(found)
         else:
             self.report.table(found)
         return 0 if _passes(found, strict=self.options.strict) else 1
 
-    async def _lines_of_agent(self, world: World, gateway: str) -> list[dict[str, Any]]:
+    @asynccontextmanager
+    async def _open_agent(self, world: World, sellers: Sequence[Node], *options: str) -> AsyncIterator[Child]:
+        """Run an agent that buys from the sellers, for as long as it does."""
         key_file = self.directory / "agent.key"
         key_file.touch(mode=0o600)
         key_file.write_text(world.payers[0].private_key)
-        command = (*AGENT, "--gateway", gateway, "--key-file", str(key_file))
-        lines: list[dict[str, Any]] = []
-        with trio.move_on_after(ROUND_S):
-            async with open_child("the agent", command, log=self.directory / "agent.log", read=True) as agent:
-                while (line := await agent.line()) is not None:
-                    lines.append(json.loads(line))
-                    self.report.step(judge(lines[-1], {}))
-                if await agent.wait():
-                    self.report.say(str(await agent.failure()))
-        return lines
+        command = [*AGENT, "--key-file", str(key_file), *options]
+        command += [part for node in sellers for part in ("--gateway", node.gateway)]
+        async with open_child("the agent", command, log=self.directory / "agent.log", read=True) as agent:
+            yield agent
+            if await agent.wait():
+                self.report.say(str(await agent.failure()))
 
 
-def ready_file(world: World, config: Path, pid: int) -> dict[str, Any]:
+def ready_file(world: World, sellers: Sequence[Node]) -> dict[str, Any]:
     """Return what the ready file says (spec: operating, "The ready file"); parts that are not built are absent."""
-    node = _node_section(config)
-    token_file = Path(node["data_dir"]) / operator_token.NAME
+    listings = [node.listing() for node in sellers]
+    store = {"store": {"url": world.store.url, "pid": world.store.pid}} if world.store else {}
     return {
-        "gateway": node["base_url"],
-        "operator": f"http://{node['operator_listen']}",
-        "operatorToken": token_file.read_text().strip(),
-        "config": str(config),
-        "pid": pid,
+        **listings[0],
+        "nodes": [{"name": node.name, **listing} for node, listing in zip(sellers, listings, strict=True)],
+        **store,
         "chains": {world.network: {"rpc": world.rpc_url, "ws": world.ws_url}},
         "facilitator": world.facilitator_url,
         "token": world.token,
@@ -196,21 +237,6 @@ def _passes(found: Tally, *, strict: bool) -> bool:
     return found.complete if strict else found.holds
 
 
-async def _await_ready(node: Child, gateway: str) -> None:
-    deadline = trio.current_time() + NODE_START_S
-    async with httpx.AsyncClient(base_url=gateway, timeout=5) as client:
-        while trio.current_time() < deadline:
-            if node.returncode is not None:
-                raise await node.failure()
-            try:
-                if (await client.get("/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await trio.sleep(0.05)
-    raise ChildFailed(f"the node was not ready after {NODE_START_S:.0f} s; its log: {node.log}")
-
-
 async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
     async for _ in signals:
         scope.cancel()
@@ -219,33 +245,10 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
 
 async def _write_at_once(path: Path, text: str) -> None:
     beside = trio.Path(path.with_name(f".{path.name}.part"))
+    await beside.unlink(missing_ok=True)
+    await beside.touch(mode=0o600)  # it holds keys
     await beside.write_text(text)
     await beside.replace(path)
-
-
-def _base_url(config: Path) -> str:
-    return str(_node_section(config)["base_url"])
-
-
-def _node_section(config: Path) -> dict[str, Any]:
-    section: dict[str, Any] = tomllib.loads(config.read_text())["node"]
-    return section
-
-
-@contextmanager
-def _held_port(port: int) -> Iterator[int]:
-    """Keep a local port from everybody but listeners: the node may leave it and come back (0: any port)."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ChildFailed(f"the node cannot have port {port}: {error.strerror}") from error
-        yield holder.getsockname()[1]
-
-
-def _how(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.world import token
-from gateway.world.tally import Row, Tally
+from gateway.world.tally import Row, TakeOver, Tally
 
 GLYPHS = {"held": "[green]held[/]", "closed": "[yellow]closed[/]", "failed": "[red]FAILED[/]"}
 
@@ -28,19 +28,21 @@ class Report:
     def step(self, row: Row) -> None:
         """Tell one step of the agent as it happens; only the chain can say later whether it was settled."""
         mark = "ok" if row.status == 200 else row.reason
-        self.say(f"  {row.step}: {mark} ({row.ms} ms)")
+        at = f" at {row.node}" if row.node else ""
+        self.say(f"  {row.step}{at}: {mark} ({row.ms} ms)")
 
     def table(self, found: Tally) -> None:
         """Show what was bought, charged, settled and proved, and what did not add up."""
         shown = Table(
             title="what the agent bought", title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False
         )
-        for heading in ("step", "status", "charged", "settled", "receipt", "time", ""):
+        several = len({row.node for row in found.rows}) > 1
+        for heading in ("step", "node" if several else "status", "charged", "settled", "receipt", "time", ""):
             shown.add_column(heading, no_wrap=True, justify="right" if heading == "time" else "left")
         for row in found.rows:
             shown.add_row(
                 row.step,
-                "-" if row.status is None else str(row.status),
+                row.node if several else "-" if row.status is None else str(row.status),
                 _charged(row),
                 _settled(row),
                 "proved" if row.proved else "-",
@@ -49,6 +51,8 @@ class Report:
             )
         self._outcome.print(shown)
         self._outcome.print(_sum(found), markup=False)
+        if found.take_over is not None:
+            self._outcome.print(_told(found.take_over), markup=False, soft_wrap=True)
         for row in found.rows:
             if row.verdict != "held":
                 self._outcome.print(f"{row.verdict}: {row.step}: {row.reason}", markup=False, soft_wrap=True)
@@ -59,6 +63,9 @@ class Report:
         """Print the same as one JSON object; amounts as decimal strings of atomic units."""
         rows = [attrs.asdict(row) | {"charged": str(row.charged)} for row in found.rows]
         told = {"holds": found.holds, "complete": found.complete, "transfers": found.transfers, "faults": found.faults}
+        if found.take_over is not None:
+            shown = found.take_over
+            told["takeOver"] = {"killed": shown.killed, "by": shown.by, "ms": shown.ms, "backMs": shown.back_ms}
         self._outcome.file.write(json.dumps(told | {"steps": rows}) + "\n")
         self._outcome.file.flush()
 
@@ -68,6 +75,15 @@ def _sum(found: Tally) -> str:
     replayed = sum(row.replayed for row in found.rows)
     plural = "" if found.transfers == 1 else "s"
     return f"{len(bought)} bought, {replayed} replayed for nothing, {found.transfers} transfer{plural} on the chain"
+
+
+def _told(take_over: TakeOver) -> str:
+    killed, by = take_over.killed, take_over.by
+    return (
+        f"{killed} was killed while a payment settled; {by} finished it and served the same request "
+        f"{take_over.ms / 1000:.1f} s later\n"
+        f"{killed} was back {take_over.back_ms / 1000:.1f} s after its start and replays the answer of {by}"
+    )
 
 
 def _charged(row: Row) -> str:

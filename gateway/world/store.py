@@ -71,6 +71,11 @@ class Store:
     server: StoreServer | None = None
 
     @property
+    def shown(self) -> str:
+        """Its URL as it may be shown: without passwords."""
+        return shown_url(self.url)
+
+    @property
     def pid(self) -> int | None:
         """The process id of the world's own server."""
         return self.server.pid if self.server else None

@@ -15,7 +15,10 @@ CLOSED = ("operation_unavailable", "capability_unavailable")
 
 @attrs.frozen
 class Row:
-    """One step of the agent and what became of it: `verdict` is `held`, `closed` or `failed`, `reason` why not held."""
+    """One step of the agent and what became of it: `verdict` is `held`, `closed` or `failed`, `reason` why not held.
+
+    `replayed` says that the same answer had been given before.
+    """
 
     step: str
     operation: str
@@ -29,6 +32,21 @@ class Row:
     ms: int
     verdict: str
     reason: str
+    node: str = ""
+
+
+@attrs.frozen
+class TakeOver:
+    """What became of an operation whose node, `killed`, died while it settled.
+
+    `by` is the node that served it, `ms` milliseconds after the kill; the killed one was ready again `back_ms` after it
+    was started.
+    """
+
+    killed: str
+    by: str
+    ms: int
+    back_ms: int
 
 
 @attrs.frozen
@@ -38,6 +56,7 @@ class Tally:
     rows: tuple[Row, ...]
     transfers: int
     faults: tuple[str, ...]
+    take_over: TakeOver | None = None
 
     @property
     def holds(self) -> bool:
@@ -50,7 +69,9 @@ class Tally:
         return self.holds and all(row.verdict == "held" for row in self.rows)
 
 
-def tally(lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], planned: int) -> Tally:
+def tally(
+    lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], planned: int, take_over: TakeOver | None = None
+) -> Tally:
     """Judge every line of the agent, then the round: `planned` lines, one transfer a purchase, none for a replay."""
     on_chain = {transfer.transaction: transfer.value for transfer in transfers}
     rows = tuple(judge(line, on_chain) for line in lines)
@@ -60,7 +81,7 @@ def tally(lines: Sequence[Mapping[str, Any]], transfers: Sequence[Transfer], pla
         faults.append(f"the agent made {len(lines)} of {planned} steps")
     if len(transfers) != len(bought):
         faults.append(f"{len(bought)} purchases, {len(transfers)} transfers on the chain")
-    return Tally(rows, len(transfers), tuple(faults))
+    return Tally(rows, len(transfers), tuple(faults), take_over)
 
 
 def judge(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
@@ -77,11 +98,12 @@ def judge(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
         charged=charged,
         transaction=transaction,
         settled=settled,
-        replayed=line["replayed"],
+        replayed=line["replayed"] and not line.get("joined", False),
         proved=line["proved"],
         ms=line["ms"],
         verdict="closed" if closed else "failed" if reason else "held",
         reason=reason,
+        node=line.get("node", ""),
     )
 
 
@@ -95,6 +117,6 @@ def _reason(line: Mapping[str, Any], *, charged: int, settled: bool) -> str:
         return "a free call was charged"
     if not free and not settled:
         return "the chain shows no such transfer"
-    if again != line["replayed"]:
+    if again != line["replayed"] and not line.get("joined", False):
         return "was not replayed" if again else "was replayed"
     return ""
