@@ -279,6 +279,6 @@ async def test_nodes_on_the_database_answer_the_keys_of_the_file_as_it_would_hav
         async with node(site.configure(node={"name": name, "keys_dir": keys_dir}, store=store)) as url:
             for key, answer in answers.items():
                 assert await trio.to_thread.run_sync(search, url, key) == answer | {"replayed": True}
-            assert not answer["replayed"]
+                assert not answer["replayed"]
             fresh = await trio.to_thread.run_sync(search, url, f"a key that is new to {name}")
             assert fresh["operationId"] not in {answer["operationId"] for answer in answers.values()}

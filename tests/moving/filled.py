@@ -137,7 +137,7 @@ def _events(operation_id: str) -> Iterator[dict[str, Any]]:
 
 def _name(table: str, operation_id: str, rng: random.Random) -> dict[str, Any]:
     hmac = rng.randbytes(32).hex()
-    return {
+    columns: dict[str, dict[str, Any]] = {
         "idempotency_keys": {"key_hmac": hmac, "request_hash": hmac, "pepper": 1, "key_wrap": rng.randbytes(60)},
         "idempotency_callers": {"key_hmac": hmac, "caller": rng.randbytes(32).hex()},
         "authorizations": {
@@ -148,7 +148,8 @@ def _name(table: str, operation_id: str, rng: random.Random) -> dict[str, Any]:
             "claimed_at": NOW,
             "valid_before": NOW,
         },
-    }[table] | {"operation_id": operation_id}
+    }
+    return columns[table] | {"operation_id": operation_id}
 
 
 def _awkward_rows(connection: sqlite3.Connection, table: str, rng: random.Random) -> Iterator[dict[str, Any]]:

@@ -307,6 +307,25 @@ class TestInterrupted:
             await scene.require_database_whole()
         await scene.use_file()
 
+    def test_by_a_server_that_hangs_up_it_goes_on(self, scene: Scene) -> None:
+        left = 15
+
+        def hang_up(_: Step) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                scene.change_database(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gateway migrate'"
+                )
+
+        with pytest.raises(StoreRefused, match="is shutting down"):
+            scene.move(hang_up)
+        before = copied_so_far(scene)
+        moved = scene.move()
+        assert before > 0
+        assert moved.copied + before == sum(each.rows[0] for each in moved.tables)
+        scene.require_equal()
+
     async def test_a_node_on_the_database_keeps_the_file_open(self, scene: Scene) -> None:
         with pytest.raises(Stopped):
             await trio.to_thread.run_sync(scene.move, partial(stop_when, Work.COMPARING))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.actors.store import moves, schema
+from gateway.actors.store.protocol import Row
 from gateway.actors.store.sqlite_file import SqliteFile
 from gateway.moving.tables import Table, decoded, encoded, tables_of
 
@@ -79,12 +80,21 @@ def test_what_a_move_says_of_itself_is_not_moved(store: sqlite3.Connection) -> N
 
 
 @pytest.mark.parametrize("row", [(), (None, 0, -(2**63), 2**63 - 1), ("", "ä😀\\\x01", b"", b"\0\xff"), ("['00']",)])
-def test_the_canonical_form_of_a_row_tells_the_row(row: tuple[str | int | bytes | None, ...]) -> None:
+def test_the_canonical_form_of_a_row_tells_the_row(row: Row) -> None:
     assert decoded(encoded(row)) == row
 
 
 def test_rows_that_differ_have_forms_that_differ() -> None:
-    rows = [("a", "b"), ("ab", ""), ("61", None), (b"a", None), ("a", None), (1, None), ("1", None), ('["61"]', None)]
+    rows: list[Row] = [
+        ("a", "b"),
+        ("ab", ""),
+        ("61", None),
+        (b"a", None),
+        ("a", None),
+        (1, None),
+        ("1", None),
+        ('["61"]', None),
+    ]
     assert len({encoded(row) for row in rows}) == len(rows)
 
 
