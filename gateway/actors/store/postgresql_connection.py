@@ -19,7 +19,6 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from gateway.actors.store.errors import Reason
 from gateway.actors.store.postgresql_failures import (
-    DISCONNECTED,
     OF_STALE_PLANS,
     STALE,
     Disconnected,
@@ -66,7 +65,9 @@ class Connection:
         self._pgconn = pgconn
         self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._named = 0
+        self._last = _LastWords()
         self.since = trio.current_time()
+        pgconn.notice_handler = self._last.take  # a server that ends an idle connection says why unasked
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
 
@@ -183,6 +184,8 @@ class Connection:
                     if result is None and silent:
                         break
                     silent = result is None
+                    if result is not None and result.status in _FAILED:
+                        self._last.take(result)
                     if answers.complete(result):
                         await trio.lowlevel.cancel_shielded_checkpoint()
                         return
@@ -224,15 +227,28 @@ class Connection:
 
     def _lost(self, words: str) -> Disconnected:
         """Hang up, and tell why as well as can be known: the server's last words are more than the system's."""
-        code = DISCONNECTED
         with suppress(psycopg.Error):
             for _ in range(64):
                 result = self._pgconn.get_result()
                 if result is not None and result.status in _FAILED:
-                    rejection = _rejection(result)
-                    code, words = (rejection.sqlstate, rejection.words) if rejection.sqlstate else (code, words)
+                    self._last.take(result)
         self.close()
-        return Disconnected(reason_of(code) or Reason.UNREACHABLE, words.strip())
+        last = self._last.rejection
+        if last is None or reason_of(last.sqlstate) is None:
+            return Disconnected(Reason.UNREACHABLE, words.strip())
+        return Disconnected(reason_of(last.sqlstate) or Reason.UNREACHABLE, last.words)
+
+
+@attrs.define(eq=False)
+class _LastWords:
+    """What the server said last before it hung up."""
+
+    rejection: Rejection | None = None
+
+    def take(self, result: PGresult) -> None:
+        rejection = _rejection(result)
+        if rejection.sqlstate not in {"", "00000"}:  # libpq's own words have no code
+            self.rejection = rejection
 
 
 @attrs.define(eq=False)
