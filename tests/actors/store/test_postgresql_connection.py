@@ -116,10 +116,8 @@ async def test_a_connection_that_cannot_be_cancelled_is_closed(
         assert connection.closed
         with pytest.raises(Disconnected):
             await connection.exchange(number(1), within=WITHIN_S)
-    await run_at(
-        postgresql_url,
-        "SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE query ~ 'sleep.30' AND pid <> pg_backend_pid()",
-    )
+    sleeper = "query ~ 'sleep.30' AND pid <> pg_backend_pid()"
+    await run_at(postgresql_url, f"SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE {sleeper}")
 
 
 async def test_no_answer_in_time_is_a_lost_connection(postgresql_url: str) -> None:
