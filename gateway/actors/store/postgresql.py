@@ -72,7 +72,7 @@ async def open_postgresql(
     link = Link(roads.writing, member, connection, pulse.feel, beside=roads.beside)
     actor = _WriterActor(
         link,
-        Writer(link, within=within, patience=_PATIENCE_S),
+        Writer(link, within=within),
         Pool(roads.reading, max(1, settings.readers - 1), rng, within=within),
         LookUps(roads.looking_up, within=within) if settings.readers > 1 else None,
         Courier(roads.beside, topics),
@@ -299,7 +299,8 @@ class _WriterActor:
     async def _store(self, letters: Sequence[Letter[_Commit]], stored: trio.Event) -> None:
         with trio.CancelScope(shield=True):  # what was taken is finished
             began = time.perf_counter()
-            results = await self.writer.run([Asked(letter.message.step, letter.message.tenure) for letter in letters])
+            asked = [Asked(letter.message.step, letter.message.tenure) for letter in letters]
+            results = await self.writer.run(asked, patience=_patience_of(letters))
             self._feel(results)
             for letter, result in zip(letters, results, strict=True):
                 match result:
@@ -319,6 +320,12 @@ class _WriterActor:
             self.pulse.feel(None)
         elif failures:
             self.pulse.feel(failures[0])
+
+
+def _patience_of(letters: Sequence[Letter[_Commit]]) -> float:
+    """How long a group may wait for its turn: its askers learn that it was not stored before they give up."""
+    deadlines = [letter.deadline for letter in letters if letter.message.step]
+    return max(0.0, min(deadlines, default=trio.current_time() + _PROBE_PATIENCE_S) - trio.current_time() - 1.0)
 
 
 def _tell(observe: Observe, event: Committed | StoreHealth) -> None:

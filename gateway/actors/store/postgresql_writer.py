@@ -67,16 +67,18 @@ class _Refused(Exception):
 
 @final
 class Writer:
-    """Stores groups of steps over one link; `within` bounds a round trip in seconds, `patience` the wait for a turn."""
+    """Stores groups of steps over one link; `within` bounds a round trip in seconds."""
 
-    def __init__(self, link: Link, *, within: float, patience: float) -> None:
+    def __init__(self, link: Link, *, within: float) -> None:
         self._link = link
         self._within = within
-        self._patience = patience
         self._planner = Planner()
 
-    async def run(self, asked: Sequence[Asked]) -> list[Result]:
-        """Store the steps, all in one transaction if that can be; what is returned as rows is durable."""
+    async def run(self, asked: Sequence[Asked], *, patience: float) -> list[Result]:
+        """Store the steps, all in one transaction if that can be; what is returned as rows is durable.
+
+        A group that does not have its turn within `patience` seconds is not stored.
+        """
         results: dict[int, Result] = {}
         ready = []
         for place, one in enumerate(asked):
@@ -87,7 +89,7 @@ class Writer:
                 results[place] = failed
         left = Failure(Reason.STALLED)
         try:
-            async with self._link.turn(self._patience):
+            async with self._link.turn(patience):
                 tenure = self._link.member.tenure
                 stale = [step for step in ready if asked[step.place].tenure != tenure]
                 results |= {step.place: Failure(Reason.LEASE_LOST) for step in stale}

@@ -65,6 +65,6 @@ async def joined(
     await member.join(connection, url)
     link = Link(writing, member, connection, lambda _failure: None, beside=writing)
     try:
-        yield link, Writer(link, within=WITHIN_S, patience=5.0)
+        yield link, Writer(link, within=WITHIN_S)
     finally:
         await link.leave()

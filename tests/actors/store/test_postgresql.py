@@ -354,7 +354,7 @@ async def test_connections_that_the_server_ended_meanwhile_are_made_anew_unnotic
 
 @pytest.mark.parametrize("cut", ["before", "after", "late", "held"])
 async def test_a_step_whose_commit_was_not_answered_is_stored_once(postgresql_url: str, cut: Cut) -> None:
-    async with proxied(postgresql_url) as (proxy, url), opened(url, lease_ms=2000) as store:
+    async with proxied(postgresql_url) as (proxy, url), opened(url, lease_ms=1000) as store:
         for number in range(3):
             await store.commit(account(f"warm {number}"))
             proxy.cut = cut
@@ -440,6 +440,31 @@ async def test_a_slow_step_does_not_take_others_of_its_group_along(postgresql_ur
         for name in "abc":
             nursery.start_soon(ask, store, name, account(name))
     assert outcomes == {"slow": Reason.SLOW, "a": "stored", "b": "stored", "c": "stored"}
+
+
+async def test_a_step_that_never_had_its_turn_was_certainly_not_stored(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.actors.store.postgresql._PATIENCE_S", 4.0)
+    async with opened(postgresql_url) as store, connected(postgresql_url) as other:
+        await store.commit(account("a"))
+        await run(other, "BEGIN", "UPDATE accounts SET balance = 9")
+        outcomes: dict[str, StoreUnavailable] = {}
+
+        async def ask(name: str, statement: Statement) -> None:
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.commit(statement)
+            outcomes[name] = caught.value
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "waits for a lock", Statement("UPDATE accounts SET balance = 1"))
+            await trio.sleep(0.2)
+            nursery.start_soon(ask, "waits for its turn", account("b"))
+        await run(other, "ROLLBACK")
+        await stored_again(store, "c")
+        assert await names(store) == {"a", "c"}
+    assert isinstance(outcomes["waits for a lock"], StoreUncertain)
+    assert not isinstance(outcomes["waits for its turn"], StoreUncertain)
 
 
 async def test_a_role_without_connections_left_is_told_as_such(postgresql_url: str) -> None:

@@ -13,7 +13,9 @@ from gateway.actors.store import Conflict, Statement, StatementFailed, Value
 from gateway.actors.store.postgresql_batches import Planner, Step
 from gateway.actors.store.postgresql_link import Link
 from gateway.actors.store.postgresql_writer import Asked, Result, Writer
+from gateway.actors.store.schema import load, shipped
 from tests.actors.store.postgresql_parts import WITHIN_S, connected, joined, run, run_at, schema_of
+from tests.benchmarks.test_store_engines import paid_call
 
 TABLES = """
 CREATE TABLE t (id TEXT NOT NULL PRIMARY KEY, v BIGINT NOT NULL CHECK (v >= 0), u TEXT UNIQUE, b BLOB);
@@ -39,7 +41,7 @@ def add(name: str, v: int, *, rows: int | None = 1) -> Statement:
 
 
 async def stored(link: Link, writer: Writer, *steps: Step) -> list[Result]:
-    return await writer.run([Asked(step, link.member.tenure) for step in steps])
+    return await writer.run([Asked(step, link.member.tenure) for step in steps], patience=5.0)
 
 
 async def batched(link: Link, *steps: Step) -> int:
@@ -93,6 +95,14 @@ def both(sql: str, one: dict[str, Value] = A, other: dict[str, Value] = B) -> li
 async def test_steps_are_not_batched_when(why: str, steps: Sequence[Step], postgresql_url: str) -> None:
     async with joined(postgresql_url, schema_of(TABLES)) as (link, _writer):
         assert await batched(link, *steps) == 0
+
+
+async def test_the_steps_of_a_paid_call_are_batched(postgresql_url: str) -> None:
+    calls = [list(paid_call(name)) for name in ("a", "b", "c")]
+    async with joined(postgresql_url, load(shipped(), "postgresql")) as (link, writer):
+        for steps in zip(*calls, strict=True):
+            assert await batched(link, *steps) == 3
+            assert all(isinstance(result, list) for result in await stored(link, writer, *steps))
 
 
 async def test_a_step_that_meets_another_one_is_left_out_of_the_batch(postgresql_url: str) -> None:

@@ -29,7 +29,7 @@ def add(name: str, v: int) -> Statement:
 
 
 async def store(link: Link, writer: Writer, *steps: Step) -> list[Result]:
-    return await writer.run([Asked(step, link.member.tenure) for step in steps])
+    return await writer.run([Asked(step, link.member.tenure) for step in steps], patience=5.0)
 
 
 async def held(url: str) -> list[tuple[object, ...]]:
@@ -120,7 +120,7 @@ async def test_steps_of_an_earlier_tenure_are_not_stored(postgresql_url: str) ->
         lost = await store(link, writer, [put("a")], [put("b")])
         assert lost == [Failure(Reason.LEASE_LOST)] * 2
         assert (link.member.tenure, link.member.membership.epoch) == (1, 2)
-        mixed = await writer.run([Asked([put("stale")], 0), Asked([put("fresh")], 1)])
+        mixed = await writer.run([Asked([put("stale")], 0), Asked([put("fresh")], 1)], patience=5.0)
     assert mixed == [Failure(Reason.LEASE_LOST), [[]]]
     assert await held(postgresql_url) == [("fresh", 1)]
 
