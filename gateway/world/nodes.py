@@ -60,7 +60,7 @@ class Node:
 
     async def run(
         self,
-        ended: Callable[[Node, str], None] = lambda _node, _how: None,
+        ended: Callable[[Node, str], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -73,10 +73,12 @@ class Node:
         last = signal.SIGTERM
         async with open_child(self.name, command, log=self.log, grace=DRAIN_S, last_signal=last) as child:
             self._child, self.pid, self._ended, self._killed = child, child.pid, trio.Event(), False
-            await self._await_ready(child)
-            task_status.started()
-            code = await child.wait()
-            self._ended.set()
+            try:
+                await self._await_ready(child)
+                task_status.started()
+                code = await child.wait()
+            finally:
+                self._ended.set()
             if not self._killed:
                 ended(self, _how(code))
 

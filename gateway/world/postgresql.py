@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import select
 import shutil
 import signal
 import socket
@@ -17,13 +16,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 import psycopg
 from psycopg import sql
 
+from gateway.world import family
 from gateway.world.child import ChildFailed
 from gateway.world.leash import leashed
 from gateway.world.npm import ToolUnavailable
@@ -146,14 +146,8 @@ class PostgresqlServer:
 
     def kill(self) -> None:
         """End all its processes with SIGKILL, as a crash does; returns when all are gone."""
-        with self._halted() as family:
-            for pidfd in family:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            if self._process is not None:
-                self._process.wait(STOP_S)
-            for pidfd in family:
-                if not select.select([pidfd], [], [], STOP_S)[0]:
-                    raise ChildFailed("a process of PostgreSQL did not end when it was killed")
+        if self._process is not None:
+            family.kill(self._process)
 
     def restart(self, settings: Mapping[str, str] | None = None) -> None:
         """End it, if it has not been killed, and serve again."""
@@ -162,15 +156,13 @@ class PostgresqlServer:
 
     def pause(self) -> None:
         """Stop all its processes where they are (SIGSTOP): connections stay open and nobody answers."""
-        with self._halted() as family:
-            for pidfd in family:
-                signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        if self._process is not None:
+            family.pause(self._process)
 
     def resume(self) -> None:
         """Let its processes go on after `pause`."""
-        with self._halted() as family:
-            for pidfd in reversed(family):
-                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        if self._process is not None:
+            family.resume(self._process)
 
     # -- its databases -------------------------------------------------------------------------------------------------
 
@@ -194,26 +186,6 @@ class PostgresqlServer:
         except psycopg.OperationalError:
             return False
         return told == (str(self.data),)  # and not another server on this port
-
-    # -- its processes -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _halted(self) -> Iterator[list[int]]:
-        """Yield a pidfd of the postmaster and of each of its children, while it is stopped and can make no more."""
-        process, family = self._process, list[int]()
-        if process is None or self.pid is None:
-            yield family
-            return
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        try:
-            for pid in (process.pid, *_children(process.pid)):
-                with suppress(ProcessLookupError):
-                    family.append(os.pidfd_open(pid))
-            yield family
-        finally:
-            for pidfd in family:
-                os.close(pidfd)
 
     def _places(self) -> dict[str, str]:
         fits = len(str(self.directory / f".s.PGSQL.{self.port}")) <= LONGEST_SOCKET_PATH
@@ -294,14 +266,6 @@ def _initdb(server: PostgresqlServer) -> None:
 def _environment() -> dict[str, str]:
     """Nothing of ours that PostgreSQL reads (PGDATA, PGPORT, PGOPTIONS), and messages in English."""
     return {"PATH": os.defpath, "LC_ALL": "C"}
-
-
-def _children(parent: int) -> Iterator[int]:
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # proc(5): the name in brackets may hold anything; state and parent follow it.
-            if int(path.read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
-                yield int(path.parent.name)
 
 
 def _end_of(said: str) -> str:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -10,22 +8,11 @@ from pathlib import Path
 import trio
 
 from gateway.world.child import open_child
+from tests.world.programs import gone_within
 
 
 def python(program: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program]
-
-
-def gone_within(pid: int, seconds: float) -> bool:
-    """True when the process ends in that time; told by the kernel, not by looking again and again."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([fd], [], [], seconds)[0])
-    finally:
-        os.close(fd)
 
 
 async def test_its_lines_come_one_by_one_and_end(tmp_path: Path) -> None:
@@ -71,6 +58,7 @@ def test_it_ends_when_the_world_is_killed(tmp_path: Path) -> None:
 import trio
 from pathlib import Path
 from gateway.world.child import open_child
+from tests.world.programs import gone_within
 async def main():
     async with open_child("it", ["/bin/sleep", "600"], log=Path({str(tmp_path)!r}) / "log") as child:
         print(child.pid, flush=True)

@@ -27,26 +27,10 @@ from gateway.world.nodes import Node
 from gateway.world.report import Report
 from gateway.world.store import Store
 from gateway.world.world import World
+from tests.world.programs import NODE
 
 pytestmark = pytest.mark.world
 
-NODE = """
-import sys, tomllib
-from pathlib import Path
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/readyz" else 404)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-node = tomllib.load(open(sys.argv[-1], "rb"))["node"]
-Path(node["data_dir"]).mkdir()
-(Path(node["data_dir"]) / "operator.token").write_text("the-token-of-the-operator")
-port = int(node["listen"][0].rpartition(":")[2])
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
 DEMO = """
 import sys, trio
 from functools import partial

@@ -19,7 +19,7 @@ from gateway.world.child import ChildFailed
 from gateway.world.npm import ToolUnavailable
 from gateway.world.postgresql import PostgresqlServer, make_server, open_server
 from gateway.world.postgresql_programs import carried, server_user
-from tests.world.test_child import gone_within
+from tests.world.programs import gone_within
 
 
 def told(server: PostgresqlServer, question: str) -> object:

@@ -55,6 +55,21 @@ def test_a_step_that_does_not_hold_fails_the_round(
     assert any(reason in row.reason for row in found.rows if row.verdict == "failed")
 
 
+JOINED = line(step="taken over", replayed=True, joined=True, node="node-2")
+
+
+def test_a_request_that_joined_one_in_flight_bought_it_whoever_answers() -> None:
+    again = line(step="taken over, again", replayed=True, node="node-1")
+    found = tally([JOINED, again], [PAID], 2)
+    assert (found.complete, found.transfers) == (True, 1)
+    assert [(row.node, row.replayed) for row in found.rows] == [("node-2", False), ("node-1", True)]
+
+
+def test_a_request_that_joined_one_in_flight_must_be_paid_and_proved() -> None:
+    assert not tally([JOINED], [], 1).holds
+    assert not tally([JOINED | {"proved": False}], [PAID], 1).holds
+
+
 def test_a_second_transfer_fails_the_round() -> None:
     found = tally([FREE, line(), AGAIN], [PAID, Transfer("0x1", "0x2", 6000, "0xbb", 4)], 3)
     assert not found.holds

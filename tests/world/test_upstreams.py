@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
+import trio
 
-from gateway.world.faults import FACILITATOR_MODES, RPC_MODES, SEARCH_MODES
+from gateway.world.door import Call, Door, Reply
+from gateway.world.faults import (
+    FACILITATOR,
+    FACILITATOR_MODES,
+    RPC_MODES,
+    SEARCH_MODES,
+    STORE,
+    STORE_MODES,
+    Faults,
+)
+from gateway.world.postgresql import PostgresqlServer, open_server
+from gateway.world.store import StoreServer
+from gateway.world.upstreams import Control
 from gateway.world.world import World
 
 pytestmark = pytest.mark.world
@@ -56,3 +72,64 @@ async def test_the_search_engine_is_searched_over_http(world: World, client: htt
     assert len(answer.json()["results"]) == 20
     assert (await client.get(f"{world.search_url}/healthz")).text == "OK"
     assert (await client.get(world.faults_url)).json()["search"]["search"] == before + 1
+
+
+# -- the store, in a world that has one --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[PostgresqlServer]:
+    with open_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def control(shared: PostgresqlServer) -> AsyncIterator[Control]:
+    async with trio.open_nursery() as nursery:
+        state = Faults({FACILITATOR: FACILITATOR_MODES, STORE: STORE_MODES}, {})
+        door = Door(nursery, unasked)
+        try:
+            yield Control(state, door, StoreServer(shared, shared.url()))
+        finally:
+            door.release()
+            nursery.cancel_scope.cancel()
+
+
+async def unasked(call: Call) -> Reply:
+    raise AssertionError(call)
+
+
+async def ordered(control: Control, mode: str) -> tuple[int, dict[str, Any]]:
+    reply = await control.answer(Call("PUT", "/faults/store", {}, {}, json.dumps({"mode": mode}).encode()))
+    assert isinstance(reply, Reply)
+    return reply.status, json.loads(reply.body)
+
+
+def serves(server: PostgresqlServer) -> bool:
+    try:
+        with psycopg.connect(server.url(), connect_timeout=2):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+async def test_an_order_is_answered_when_the_store_has_followed_it(control: Control, shared: PostgresqlServer) -> None:
+    for mode, up in (("kill", False), ("ok", True), ("pause", False), ("ok", True)):
+        status, told = await ordered(control, mode)
+        assert (status, told["modes"]["store"], serves(shared)) == (200, mode, up)
+
+
+async def test_a_store_that_does_not_come_back_is_told(control: Control, shared: PostgresqlServer) -> None:
+    await ordered(control, "kill")
+    version = shared.data / "PG_VERSION"
+    hidden = version.rename(shared.data / "PG_VERSION.hidden")
+    status, told = await ordered(control, "ok")
+    hidden.rename(version)
+    assert status == 500
+    assert "PG_VERSION" in told["error"]
+    assert (await ordered(control, "ok"))[0] == 200
+
+
+async def test_a_world_without_a_store_of_its_own_has_no_such_target(world: World, client: httpx.AsyncClient) -> None:
+    answer = await client.put(f"{world.faults_url}/store", json={"mode": "kill"})
+    assert answer.status_code == 400
