@@ -13,6 +13,7 @@ from pathlib import Path
 
 WAIT_S = 30.0
 LOOK_S = 0.02
+WAKER = ("/bin/sh", "-c", 'read -r _; kill -CONT "$@"', "waker")
 
 Family = Mapping[int, int]
 """A pidfd for each process id: it names this very process, and no later one of that id."""
@@ -28,15 +29,24 @@ def kill(process: subprocess.Popen[bytes]) -> None:
                 raise TimeoutError(f"process {pid} did not end when it was killed")
 
 
-def pause(process: subprocess.Popen[bytes]) -> None:
-    """Stop a program and its children where they are (SIGSTOP); returns when all stand.  Raises `TimeoutError`."""
+def pause(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Stop a program and its children where they are (SIGSTOP); returns when all stand.  Raises `TimeoutError`.
+
+    What is stopped cannot end, not even with us.  So this returns a program that lets the family go on once its input
+    is closed, which happens when we die: to be closed after `resume` or `kill`.
+    """
     with halted(process) as family:
+        waker = subprocess.Popen(  # noqa: S603 - the command is ours
+            [*WAKER, *map(str, family)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         _send(family, signal.SIGSTOP)
         deadline = time.monotonic() + WAIT_S
         while not all(map(_stands, family)):
             if time.monotonic() > deadline:
+                waker.communicate()
                 raise TimeoutError(f"of the processes {sorted(family)} not all stopped")
             time.sleep(LOOK_S)
+        return waker
 
 
 def resume(process: subprocess.Popen[bytes]) -> None:

@@ -64,6 +64,7 @@ class PostgresqlServer:
     user: str | None
     port: int
     _process: subprocess.Popen[bytes] | None = None
+    _waker: subprocess.Popen[bytes] | None = None
     _log_before: int = 0
 
     @property
@@ -148,6 +149,7 @@ class PostgresqlServer:
         """End all its processes with SIGKILL, as a crash does; returns when all are gone."""
         if self._process is not None:
             family.kill(self._process)
+            self._let_the_waker_go()
 
     def restart(self, settings: Mapping[str, str] | None = None) -> None:
         """End it, if it has not been killed, and serve again."""
@@ -156,13 +158,19 @@ class PostgresqlServer:
 
     def pause(self) -> None:
         """Stop all its processes where they are (SIGSTOP): connections stay open and nobody answers."""
-        if self._process is not None:
-            family.pause(self._process)
+        if self._process is not None and self._waker is None:
+            self._waker = family.pause(self._process)
 
     def resume(self) -> None:
         """Let its processes go on after `pause`."""
         if self._process is not None:
             family.resume(self._process)
+            self._let_the_waker_go()
+
+    def _let_the_waker_go(self) -> None:
+        if self._waker is not None:
+            self._waker.communicate()
+            self._waker = None
 
     # -- its databases -------------------------------------------------------------------------------------------------
 

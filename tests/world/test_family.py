@@ -50,17 +50,27 @@ def test_a_program_and_its_children_end_at_once(process: subprocess.Popen[bytes]
 
 def test_a_paused_family_stands_and_goes_on(process: subprocess.Popen[bytes]) -> None:
     pids = [process.pid, *children_of(process)]
-    for _ in range(2):
-        pause(process)
-        assert [state(pid) for pid in pids] == ["T", "T", "T"]
+    wakers = [pause(process), pause(process)]
+    assert [state(pid) for pid in pids] == ["T", "T", "T"]
     resume(process)
+    assert "T" not in [state(pid) for pid in pids]
+    for waker in wakers:
+        waker.communicate(timeout=20)
+
+
+def test_a_paused_family_goes_on_when_whoever_paused_it_is_gone(process: subprocess.Popen[bytes]) -> None:
+    pids = [process.pid, *children_of(process)]
+    waker = pause(process)
+    assert [state(pid) for pid in pids] == ["T", "T", "T"]
+    waker.communicate(timeout=20)
     assert "T" not in [state(pid) for pid in pids]
 
 
 def test_a_paused_family_can_be_killed(process: subprocess.Popen[bytes]) -> None:
     pids = [process.pid, *children_of(process)]
-    pause(process)
+    waker = pause(process)
     kill(process)
+    waker.communicate(timeout=20)
     assert all(gone_within(pid, 0) for pid in pids)
 
 
@@ -77,7 +87,8 @@ def test_the_program_comes_first_and_can_start_no_more_meanwhile(process: subpro
 
 def test_nothing_happens_to_a_program_that_has_ended(process: subprocess.Popen[bytes]) -> None:
     kill(process)
-    for order in (kill, pause, resume):
-        order(process)
+    kill(process)
+    pause(process).communicate(timeout=20)
+    resume(process)
     with halted(process) as family:
         assert family == {}

@@ -150,11 +150,13 @@ def test_it_never_runs_as_root(server: PostgresqlServer) -> None:
     assert Path(f"/proc/{pid_of(server)}").stat().st_uid != 0
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
-    program = textwrap.dedent("""
+@pytest.mark.parametrize("order", ["resume", "pause"])
+def test_it_ends_with_the_process_that_started_it_even_when_it_stands_still(order: str) -> None:
+    program = textwrap.dedent(f"""
         import time
         from gateway.world.postgresql import open_server
         with open_server() as server:
+            server.{order}()
             print(server.pid, server.directory, flush=True)
             time.sleep(60)
     """)
