@@ -147,7 +147,7 @@ class Demonstration:
             self.report.say(str(failure))
 
     async def _sell(self, world: World, sellers: Sequence[Node], began: float) -> None:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, _resumed(world):
             await start_all(sellers, nursery, self._tell_the_end)
             took = time.monotonic() - began
             places = [node.gateway if len(sellers) == 1 else f"{node.name} at {node.gateway}" for node in sellers]
@@ -231,6 +231,16 @@ def ready_file(world: World, sellers: Sequence[Node]) -> dict[str, Any]:
         "payers": [{"address": payer.address, "privateKey": payer.private_key} for payer in world.payers],
         "faults": world.faults_url,
     }
+
+
+@asynccontextmanager
+async def _resumed(world: World) -> AsyncIterator[None]:
+    """Let a paused store go on at the end of the block, so that nodes which drain need not wait for it in vain."""
+    try:
+        yield
+    finally:
+        if world.store is not None and world.store.server is not None:
+            await world.store.server.resume()
 
 
 def _passes(found: Tally, *, strict: bool) -> bool:

@@ -54,6 +54,11 @@ class StoreServer:
             if mode == "pause":
                 await trio.to_thread.run_sync(self.server.pause)
 
+    async def resume(self) -> None:
+        """Let a paused server go on, whatever else happens now: those who end can then end in order."""
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self.server.resume)
+
     async def _serve(self) -> None:
         for _ in range(LAUNCHES):
             # On this thread and not on a worker's: the kernel ends the server with the thread that launched it.
@@ -124,7 +129,7 @@ def _examine(url: str) -> None:
         with psycopg.connect(url, connect_timeout=CONNECT_S) as connection:
             found = connection.execute(TABLES).fetchone()
     except psycopg.Error as error:
-        raise StoreUnusable(f"{shown_url(url)} cannot be used: {str(error).strip()}") from None
+        raise StoreUnusable(f"{shown_url(url)} cannot be used: {' '.join(str(error).split())}") from None
     if found is None or found[0]:
         raise StoreUnusable(
             f"{shown_url(url)} is not empty; the world makes money up, so it takes an empty database only"

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from eth_account import Account
@@ -10,8 +18,9 @@ from x402.http.clients.httpx import x402AsyncTransport
 
 from gateway.registry.canonical import result_hash
 from gateway.registry.receipts import Signer
+from gateway.world import agent, token
 from gateway.world.agent import ROUND, client_of, outcome
-from gateway.world.demo import STEPS
+from gateway.world.demo import STEPS, TAKE_OVER_STEPS
 
 SIGNER = Signer.from_keys({1: bytes(range(32))})
 OUTPUT = {"results": [{"title": "a", "url": "https://www.example.com/"}]}
@@ -83,3 +92,140 @@ def test_the_round_buys_over_both_protocols_and_asks_for_each_again() -> None:
 def test_the_clients_are_the_stock_ones(protocol: str, transport: type) -> None:
     client = client_of(protocol, "http://127.0.0.1:1", Account.from_key(bytes(range(1, 33))))
     assert isinstance(client._transport, transport)
+
+
+# -- the agent among several nodes, which are played -------------------------------------------------------------------
+
+DEATH = 0
+CLOSED = (503, {"code": "capability_unavailable", "detail": "no adapter"})
+LATER = (409, {"code": "operation_in_progress", "retryable": True})
+REQUIRED = {
+    "x402Version": 2,
+    "resource": {"url": "http://127.0.0.1/v1/search/paid", "description": "a search", "mimeType": "application/json"},
+    "accepts": [
+        {
+            "scheme": "exact",
+            "network": "eip155:8453",
+            "asset": token.ADDRESS,
+            "amount": "6000",
+            "payTo": "0x00000000000000000000000000000000DeaDBeef",
+            "maxTimeoutSeconds": 60,
+            "extra": {"name": token.NAME, "version": token.VERSION},
+        }
+    ],
+    "extensions": {},
+}
+PRICE = (402, REQUIRED)
+Answer = tuple[int, Mapping[str, Any]]
+
+
+@attrs.define(eq=False)
+class Played:
+    """A node that gives the answers of its part, the last one again and again; `DEATH` cuts the connection."""
+
+    part: list[Answer]
+    url: str = ""
+    asked: list[Mapping[str, str]] = attrs.field(factory=list)
+
+
+def handler_of(played: Played) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200, SIGNER.key_set)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            played.asked.append({name.lower(): value for name, value in self.headers.items()})
+            status, body = played.part.pop(0) if len(played.part) > 1 else played.part[0]
+            if status != DEATH:
+                self.answer(status, body)
+
+        def answer(self, status: int, body: Mapping[str, Any]) -> None:
+            encoded = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(encoded)))
+            if status == 402:
+                self.send_header("PAYMENT-REQUIRED", base64.b64encode(encoded).decode())
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - its name in the base
+            pass
+
+    return Handler
+
+
+@contextmanager
+def playing(played: Played) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(played)) as server:
+        played.url = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+Play = Callable[..., tuple[list[dict[str, Any]], Sequence[Played]]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Play:
+    """Return what lets the agent buy from nodes of given parts: its lines, and the nodes with what they were asked."""
+    key_file = tmp_path / "key"
+    key_file.write_text("0x" + "11" * 32)
+
+    def run(*parts: list[Answer], options: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Sequence[Played]]:
+        nodes = [Played(part) for part in parts]
+        with ExitStack() as stage:
+            for node in nodes:
+                stage.enter_context(playing(node))
+            gateways = [part for node in nodes for part in ("--gateway", node.url)]
+            assert agent.main([*gateways, "--key-file", str(key_file), *options]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()], nodes
+
+    return run
+
+
+def test_the_steps_of_the_round_go_from_node_to_node(play: Play) -> None:
+    lines, nodes = play([CLOSED], [CLOSED], [CLOSED])
+    urls = [node.url for node in nodes]
+    assert [line["gateway"] for line in lines] == [urls[index % 3] for index in range(STEPS)]
+    assert [len(node.asked) for node in nodes] == [2, 2, 1]
+
+
+def test_a_request_whose_node_dies_goes_to_another_as_it_was_and_back_in_the_end(play: Play) -> None:
+    served, again = (200, answered(replayed=True)), (200, answered(replayed=True))
+    lines, (first, second) = play([PRICE, (DEATH, {}), again], [LATER, LATER, served], options=["--take-over"])
+    assert [(line["step"], line["gateway"], line.get("joined")) for line in lines] == [
+        ("taken over", second.url, True),
+        ("taken over, again", first.url, None),
+    ]
+    assert len(lines) == TAKE_OVER_STEPS
+    assert all(line["proved"] and line["charged"] == "6000" for line in lines)
+    unpaid, *paid = first.asked
+    assert "payment-signature" not in unpaid
+    sent = [(each["idempotency-key"], each["payment-signature"]) for each in (*paid, *second.asked)]
+    assert len(sent) == 5
+    assert set(sent) == {(unpaid["idempotency-key"], paid[0]["payment-signature"])}
+
+
+def test_a_node_that_answers_before_it_is_killed_is_told(play: Play) -> None:
+    lines, (_, second) = play([PRICE, (200, answered())], [CLOSED], options=["--take-over"])
+    assert [(line["status"], line["detail"]) for line in lines] == [(None, "answered 200: was not killed")]
+    assert second.asked == []
+
+
+def test_nothing_is_paid_where_nothing_is_sold(play: Play) -> None:
+    lines, (first, second) = play([CLOSED], [CLOSED], options=["--take-over"])
+    assert [(line["step"], line["code"]) for line in lines] == [("taken over", "capability_unavailable")]
+    assert (len(first.asked), second.asked) == (1, [])
+
+
+def test_a_take_over_that_fails_is_told_with_its_reason_and_is_the_last_step(play: Play) -> None:
+    refused = (503, {"code": "settlement_pending", "detail": "not settled", "retryable": False})
+    lines, _ = play([PRICE, (DEATH, {})], [refused], options=["--take-over"])
+    assert [(line["status"], line["detail"]) for line in lines] == [(503, "not settled")]

@@ -58,7 +58,6 @@ def test_it_ends_when_the_world_is_killed(tmp_path: Path) -> None:
 import trio
 from pathlib import Path
 from gateway.world.child import open_child
-from tests.world.programs import gone_within
 async def main():
     async with open_child("it", ["/bin/sleep", "600"], log=Path({str(tmp_path)!r}) / "log") as child:
         print(child.pid, flush=True)

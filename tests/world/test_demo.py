@@ -261,6 +261,16 @@ def test_two_nodes_share_the_round_and_one_takes_over_from_the_other() -> None:
     assert "node-1 waits for the answer and is killed" in progress.getvalue()
 
 
+def test_a_paused_store_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with demo_of(ready, "-m", "gateway", "serve", nodes=2, store="postgresql") as process:
+        said(process, b"stays up until")
+        faults = json.loads(ready.read_text())["faults"]
+        assert httpx.put(f"{faults}/store", json={"mode": "pause"}, timeout=30).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
+
+
 def test_the_world_outlives_any_of_its_nodes_and_takes_its_store_with_it(tmp_path: Path, node: str) -> None:
     ready = tmp_path / "ready.json"
     with demo_of(ready, node, nodes=2, store="postgresql") as process:
