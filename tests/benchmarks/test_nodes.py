@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -114,13 +115,12 @@ async def test_two_nodes_beside_one_for_replays_and_price_questions(
                 script = tmp_path / f"{name}.lua"
                 sent = '{"query":"what is a tide","synthesize":false}'
                 script.write_text(SCRIPT.format(body=sent, key=key if status == 200 else fresh_key()))
-                alone, both = [], []
+                alone: list[Measured] = []
+                both: list[Measured] = []
                 for _ in range(ROUNDS):
                     for nodes, into in (((pair.one,), alone), (pair.nodes, both)):
-                        told = await trio.to_thread.run_sync(
-                            lambda nodes=nodes: load(nodes, script, own_postgresql_server, status=status)  # noqa: B023
-                        )
-                        into.append(told)
+                        run = partial(load, nodes, script, own_postgresql_server, status=status)
+                        into.append(await trio.to_thread.run_sync(run))
                 lines.append(line(name, alone, both))
         finally:
             pair.kill()
@@ -130,9 +130,8 @@ async def test_two_nodes_beside_one_for_replays_and_price_questions(
 
 def line(name: str, alone: Sequence[Measured], both: Sequence[Measured]) -> str:
     ratios = sorted(two.rate / one.rate for one, two in zip(alone, both, strict=True))
-    return f"{name}: one node {told(alone)}, two nodes {told(both)};" + (
-        f" ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs)"
-    )
+    compared = f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs)"
+    return f"{name}: one node {told(alone)}, two nodes {told(both)}; {compared}"
 
 
 def told(runs: Sequence[Measured]) -> str:
