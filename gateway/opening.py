@@ -15,7 +15,7 @@ from gateway.errors import Violation
 
 if TYPE_CHECKING:
     from gateway.actors.runtime import Runtime
-    from gateway.actors.store.sqlite import Observe
+    from gateway.actors.store.pulse import Observe
 
 POINTER = "/store/password_file"
 LONGEST_PASSWORD = 4096

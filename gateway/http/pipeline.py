@@ -242,9 +242,10 @@ class Pipeline:
             )
         return allowance
 
-    def _give_back(self, policy: str, caller: str) -> None:
+    def _give_back(self, policy: str, caller: str, counted_ms: int) -> None:
+        """Give a call back to the window that it was counted in, which was open at `counted_ms`."""
         try:
-            self.node.quota.tell(quotas.GiveBack(policy, caller))
+            self.node.quota.tell(quotas.GiveBack(policy, caller, counted_ms))
         except ActorError as error:
             log.info("quota_not_given_back", policy=policy, error=type(error).__name__)
 
@@ -255,27 +256,25 @@ class Pipeline:
             self._admit(call, known)
             budget = await self._spend_budget(call, known)
         except GatewayError as failure:
-            self._give_back(policy, caller)
+            self._give_back(policy, caller, allowance.opened_ms)
             failure.headers = allowance.headers | failure.headers
             raise
         try:
             ended = await self._submit(call, known, None, turn)
         except ops.Overtaken:
-            self._give_back(policy, caller)
+            self._give_back(policy, caller, allowance.opened_ms)
             if budget is not None:
-                self._give_back(budget, WHOLE_NODE)
+                self._give_back(budget.policy.name, WHOLE_NODE, budget.opened_ms)
             raise
         return outgoing(ended, allowance.headers | call.more_headers)
 
-    async def _spend_budget(self, call: Call, known: keys.Known) -> str | None:
-        """Count a free call that an upstream bills on the budget for it, and name that; a kept result costs nothing."""
+    async def _spend_budget(self, call: Call, known: keys.Known) -> quotas.Allowance | None:
+        """Count a free call that an upstream bills on the budget for it; a kept result costs nothing."""
         earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
         if earlier is not None and earlier.sealed_output is not None:
             return None
         budget = self.node.families[self.operation.family].budget(self.operation.id, call.asked.valid.request)
-        if budget is not None:
-            await self._spend(budget, WHOLE_NODE)
-        return budget
+        return None if budget is None else await self._spend(budget, WHOLE_NODE)
 
     # -- 7: quote or payment -----------------------------------------------------------------------------------------
 
@@ -312,10 +311,10 @@ class Pipeline:
         try:
             ended = await self._submit(call, known, payment_of(credential, quote), turn)
         except ops.Overtaken:
-            self._give_back("paid", payer)
+            self._give_back("paid", payer, allowance.opened_ms)
             raise
         if not ended.replayed:
-            self._give_back("unpaid_quotes", network)
+            self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
         return outgoing(ended, allowance.headers | call.more_headers)
 
     def _checked(self, credential: Credential, call: Call) -> Quote:

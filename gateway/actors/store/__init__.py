@@ -8,7 +8,8 @@ from gateway.actors.store.errors import Conflict, Reason, StatementFailed, Store
 from gateway.actors.store.postgresql import PostgresqlStore, open_postgresql
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.protocol import Engine, Membership, NodeStore, Row, Statement, Store, StoreHealth, Value
-from gateway.actors.store.sqlite import Committed, open_sqlite
+from gateway.actors.store.pulse import Committed
+from gateway.actors.store.sqlite import open_sqlite
 from gateway.errors import StoreUnavailable
 
 __all__ = [

@@ -5,7 +5,6 @@ It needs of the server transactions, row locks and ON CONFLICT; LISTEN and NOTIF
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,8 +15,9 @@ from typing import final
 import attrs
 import trio
 
+from gateway import __version__
 from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
-from gateway.actors.store import schema
+from gateway.actors.store import releases, schema
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
 from gateway.actors.store.postgresql_connecting import BY_INDEX, Road
 from gateway.actors.store.postgresql_connection import Connection
@@ -31,18 +31,15 @@ from gateway.actors.store.postgresql_pool import Pool, Unavailable
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_writer import Asked, Result, Writer
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
-from gateway.actors.store.sqlite import Committed, Observe
+from gateway.actors.store.pulse import Committed, Observe, Pulse
 from gateway.actors.store.topics import Topics
 from gateway.errors import StoreUnavailable
 
 _GROUP = 256
 _MAILBOX = 1024
 _PATIENCE_S = 30.0
-_PROBE_PATIENCE_S = 5.0
-_FRESH_S = 1.0
+_PROBE_PATIENCE_S = 2.0
 _BESIDE_S = 3.0
-
-_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -65,9 +62,10 @@ async def open_postgresql(
     rng = random.Random() if rng is None else rng  # noqa: S311 - jitter is no secret
     roads = _Roads.of(settings, node, rng)
     within = settings.statement_timeout_s + settings.connect_timeout_s
-    member = Member(node, settings.lease_ms, within=within)
-    pulse = _Pulse(observe)
-    connection = await _opened(roads.writing, settings, member, migrations or schema.shipped(), migrate=migrate)
+    ours = schema.load(migrations or schema.shipped(), "postgresql")
+    member = Member(node, settings.lease_ms, within=within, release=releases.named(__version__, len(ours)))
+    pulse = Pulse(observe)
+    connection = await _opened(roads.writing, settings, member, ours, migrate=migrate)
     topics = Topics()
     link = Link(roads.writing, member, connection, pulse.feel, beside=roads.beside)
     actor = _WriterActor(
@@ -78,7 +76,6 @@ async def open_postgresql(
         Courier(roads.beside, topics),
         pulse,
         settings.lease_ms,
-        observe,
     )
     try:
         ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
@@ -90,7 +87,7 @@ async def open_postgresql(
 
 
 async def _opened(
-    road: Road, settings: PostgresqlSettings, member: Member, migrations: Traversable, *, migrate: bool
+    road: Road, settings: PostgresqlSettings, member: Member, ours: Sequence[schema.Migration], *, migrate: bool
 ) -> Connection:
     """A connection to a database that is fit to be served from, joined."""
     where = settings.shown
@@ -98,7 +95,7 @@ async def _opened(
     try:
         connection = await road.connect()
         await require_usable(connection, where)
-        await migrated(connection, schema.load(migrations, "postgresql"), where, migrate=migrate)
+        await migrated(connection, ours, where, migrate=migrate)
         await member.join(connection, where)
     except BaseException as error:
         if connection is not None:
@@ -177,7 +174,7 @@ class PostgresqlStore:
         return self._actor.pulse.health
 
     async def probe(self) -> StoreHealth:
-        """See `Engine.probe`; waits up to 5 seconds."""
+        """See `Engine.probe`; waits up to 2 seconds."""
         if self._actor.pulse.fresh:
             return self.health
         try:
@@ -205,29 +202,6 @@ class _Commit(Ask[list[list[Row]]]):
 
     step: tuple[Statement, ...]
     tenure: int
-
-
-@attrs.define(eq=False)
-class _Pulse:
-    """The health of the store, as told by everything that was tried."""
-
-    observe: Observe
-    health: StoreHealth = attrs.field(factory=lambda: StoreHealth(writable=True, reason=None, since=time.time()))
-    _last_success: float = attrs.field(factory=time.monotonic)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether a write succeeded just now, and nothing failed since."""
-        return self.health.writable and time.monotonic() - self._last_success < _FRESH_S
-
-    def feel(self, failure: Failure | None) -> None:
-        """Take in that a write succeeded (None) or failed."""
-        if failure is None:
-            self._last_success = time.monotonic()
-        reason = None if failure is None else failure.reason
-        if reason is not self.health.reason:
-            self.health = StoreHealth(writable=reason is None, reason=reason, since=time.time())
-            _tell(self.observe, self.health)
 
 
 @attrs.frozen
@@ -267,9 +241,8 @@ class _WriterActor:
     pool: Pool
     lookups: LookUps | None
     courier: Courier
-    pulse: _Pulse
+    pulse: Pulse
     lease_ms: int
-    observe: Observe
 
     async def live(self, inbox: Inbox[_Commit]) -> None:
         self.pool.open()
@@ -311,7 +284,7 @@ class _WriterActor:
                     case _:
                         letter.refuse(result)
             undone = sum(not isinstance(result, list) for result in results)
-            _tell(self.observe, Committed(len(letters), undone, time.perf_counter() - began))
+            self.pulse.tell(Committed(len(letters), undone, time.perf_counter() - began))
             stored.set()
 
     def _feel(self, results: Sequence[Result]) -> None:
@@ -326,10 +299,3 @@ def _patience_of(letters: Sequence[Letter[_Commit]]) -> float:
     """How long a group may wait for its turn: its askers learn that it was not stored before they give up."""
     deadlines = [letter.deadline for letter in letters if letter.message.step]
     return max(0.0, min(deadlines, default=trio.current_time() + _PROBE_PATIENCE_S) - trio.current_time() - 1.0)
-
-
-def _tell(observe: Observe, event: Committed | StoreHealth) -> None:
-    try:
-        observe(event)
-    except Exception:  # noqa: BLE001 - an observer is not trusted with the store
-        _log.exception("the observer of the store failed at %r", event)

@@ -72,10 +72,11 @@ class Member:
         step: the number of the last transaction that was begun.
     """
 
-    def __init__(self, node: str, lease_ms: int, *, within: float) -> None:
+    def __init__(self, node: str, lease_ms: int, *, within: float, release: str = __version__) -> None:
         self.membership = Membership(node, 0)
         self.tenure = 0
         self.step = 0
+        self._release = release
         self._lease_ms = lease_ms
         self._within = within
         self._renewed = -1.0
@@ -90,7 +91,7 @@ class Member:
 
         Raises StoreRefused when a node of this name lives, `Disconnected` and `Rejected`.
         """
-        await self._run(connection, self._command(_ENTER, release=__version__))
+        await self._run(connection, self._command(_ENTER, release=self._release))
         first: int | None = None
         deadline = trio.current_time() + self._lease_ms / 1000 + 1.0
         while True:
@@ -171,7 +172,7 @@ class Member:
         rows = rows_of(outcome)
         if not rows:
             await self._run(connection, ROLLBACK)
-            await self._run(connection, self._command(_ENTER, release=__version__))
+            await self._run(connection, self._command(_ENTER, release=self._release))
             return await self._locked(connection)
         epoch, step, left_ms = rows[0]
         return _Found(_int(epoch), _int(step), _int(left_ms))
@@ -179,7 +180,7 @@ class Member:
     async def _take(self, connection: Connection, epoch: int) -> None:
         epoch = max(epoch, self.membership.epoch) + 1  # an operator may have emptied the table
         await self._run(
-            connection, self._command(_JOIN, epoch=epoch, lease=self._lease_ms, release=__version__), COMMIT
+            connection, self._command(_JOIN, epoch=epoch, lease=self._lease_ms, release=self._release), COMMIT
         )
         self.membership = Membership(self.membership.node, epoch)
         self.felt()

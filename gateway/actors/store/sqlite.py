@@ -6,7 +6,6 @@ and one fsync.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -22,6 +21,7 @@ from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, 
 from gateway.actors.store import schema
 from gateway.actors.store.errors import Failure, Reason
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
+from gateway.actors.store.pulse import Committed, Observe, Pulse
 from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile
 from gateway.actors.store.sqlite_readers import Readers
 from gateway.actors.store.sqlite_writer import Result, Writer
@@ -33,24 +33,8 @@ _MAILBOX = 1024
 _IN_LOOP_BYTES = 64 * 1024 * 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 5.0
-_FRESH_S = 1.0
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
-
-
-@attrs.frozen
-class Committed:
-    """What an observer hears of one group: how many `steps` shared it, how many were `undone`, and its duration."""
-
-    steps: int
-    undone: int
-    seconds: float
-
-
-Observe = Callable[[Committed | StoreHealth], object]
-"""Hears what happens; when it raises, that is logged and the store goes on."""
 
 
 class Run(Protocol):
@@ -94,7 +78,7 @@ async def open_sqlite(
     writing = trio.CapacityLimiter(1)
     opening = partial(file.open, schema.shipped() if migrations is None else migrations)
     writer = Writer(file, await run(opening, writing))
-    actor = _WriterActor(file, writer, Readers(file), writing, run, _Pulse(now, observe), observe)
+    actor = _WriterActor(file, writer, Readers(file), writing, run, Pulse(observe, now))
     try:
         ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
     except BaseException:
@@ -113,7 +97,7 @@ class SqliteStore:
         readers: Readers,
         reading: trio.CapacityLimiter,
         run: Run,
-        pulse: _Pulse,
+        pulse: Pulse,
         membership: Membership,
     ) -> None:
         self._writer = writer
@@ -209,46 +193,6 @@ class _Commit(Ask[list[list[Row]]]):
     step: tuple[Statement, ...]
 
 
-@attrs.define(eq=False)
-class _Pulse:
-    """The health of the store, as told by everything that was tried; damage is not forgotten before a restart."""
-
-    now: Callable[[], float]
-    observe: Observe
-    health: StoreHealth = attrs.field(init=False)
-    count: int = 0
-    _last_success: float = attrs.field(factory=time.monotonic)
-
-    def __attrs_post_init__(self) -> None:
-        self.health = StoreHealth(writable=True, reason=None, since=self.now())
-
-    @property
-    def fresh(self) -> bool:
-        """Whether a write succeeded just now, and nothing failed since."""
-        return self.health.writable and time.monotonic() - self._last_success < _FRESH_S
-
-    @property
-    def damaged(self) -> bool:
-        return self.health.reason is Reason.CORRUPT
-
-    def write_succeeded(self) -> None:
-        self.count = (self.count + 1) % 2**31
-        self._last_success = time.monotonic()
-        self._turn(None)
-
-    def write_failed(self, failure: Failure) -> None:
-        self._turn(failure.reason)
-
-    def read_failed(self, failure: Failure) -> None:
-        if failure.reason is Reason.CORRUPT:
-            self._turn(failure.reason)
-
-    def _turn(self, reason: Reason | None) -> None:
-        if reason is not self.health.reason and not self.damaged:
-            self.health = StoreHealth(writable=reason is None, reason=reason, since=self.now())
-            _tell(self.observe, self.health)
-
-
 @attrs.frozen(eq=False)
 class _WriterActor:
     """The owner of the file: while it does not live, nothing is open."""
@@ -258,8 +202,7 @@ class _WriterActor:
     readers: Readers
     writing: trio.CapacityLimiter
     run: Run
-    pulse: _Pulse
-    observe: Observe
+    pulse: Pulse
 
     async def live(self, inbox: Inbox[_Commit]) -> None:
         try:
@@ -299,18 +242,11 @@ class _WriterActor:
                 case _:
                     letter.refuse(result)
         undone = sum(not isinstance(result, list) for result in results)
-        _tell(self.observe, Committed(len(letters), undone, time.perf_counter() - began))
+        self.pulse.tell(Committed(len(letters), undone, time.perf_counter() - began))
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]
         if any(isinstance(result, list) for result in results):
-            self.pulse.write_succeeded()
+            self.pulse.feel(None)
         elif failures:
-            self.pulse.write_failed(failures[0])
-
-
-def _tell(observe: Observe, event: Committed | StoreHealth) -> None:
-    try:
-        observe(event)
-    except Exception:  # noqa: BLE001 - an observer is not trusted with the store
-        _log.exception("the observer of the store failed at %r", event)
+            self.pulse.feel(failures[0])

@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from gateway import __version__
-from gateway.actors.store import moves, schema
+from gateway.actors.store import moves, releases, schema
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
 from gateway.actors.store.protocol import STORE_CLOCK, Membership, Value
 
@@ -91,6 +91,7 @@ class SqliteFile:
         self.path = path.absolute()
         self.membership = Membership(node, 0)
         self.now_ms = now_ms
+        self.release_name = __version__
         self._lock: int | None = None
         self._log_path = self.path.with_name(self.path.name + "-wal")
         self._identity: tuple[int, int] | None = None
@@ -131,7 +132,9 @@ class SqliteFile:
             try:
                 with self._refusing("it failed the check at opening"):
                     self._check(connection)
-                self._migrate(connection, schema.load(migrations, "sqlite"))
+                ours = schema.load(migrations, "sqlite")
+                self.release_name = releases.named(__version__, len(ours))
+                self._migrate(connection, ours)
             except BaseException:
                 connection.close()
                 raise
@@ -270,7 +273,7 @@ class SqliteFile:
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute("UPDATE nodes SET lease_until = 0 WHERE node <> ?", [self.membership.node])
-            (epoch,) = connection.execute(_JOIN, [self.membership.node, self.now_ms(), __version__]).fetchone()
+            (epoch,) = connection.execute(_JOIN, [self.membership.node, self.now_ms(), self.release_name]).fetchone()
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
