@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from tests.world.scenarios.purchase import (
     body,
     carries_challenge,
     fresh_key,
+    together,
 )
 
 pytestmark = [
@@ -72,18 +73,6 @@ async def pair(pair_of: MakePair) -> AsyncIterator[Pair]:
     yield made
     for node in made.nodes:
         assert node.defects() == []
-
-
-async def together(calls: Sequence[Callable[[], Awaitable[httpx.Response]]]) -> list[httpx.Response]:
-    answers: list[httpx.Response] = []
-
-    async def one(call: Callable[[], Awaitable[httpx.Response]]) -> None:
-        answers.append(await call())
-
-    async with trio.open_nursery() as nursery:
-        for call in calls:
-            nursery.start_soon(one, call)
-    return answers
 
 
 # -- crowds ------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import attrs
 import trio
 
 from gateway import __version__
-from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
+from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Runtime
 from gateway.actors.store import releases, schema
+from gateway.actors.store.asking import answered
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
 from gateway.actors.store.postgresql_connecting import BY_INDEX, Road
 from gateway.actors.store.postgresql_connection import Connection
@@ -184,16 +185,7 @@ class PostgresqlStore:
         return self.health
 
     async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
-        try:
-            return await self._writer.ask(_Commit(step, self._actor.link.member.tenure), within=within)
-        except Overloaded as error:
-            raise Failure(Reason.OVERLOADED).error() from error
-        except ActorDown as error:
-            raise Failure(Reason.STOPPED).error() from error
-        except Unanswered as error:
-            raise Failure(Reason.STALLED, uncertain=True).error() from error
-        except ActorCrashed as error:
-            raise Failure(Reason.CRASHED, uncertain=True).error() from error
+        return await answered(self._writer.ask(_Commit(step, self._actor.link.member.tenure), within=within))
 
 
 @attrs.frozen

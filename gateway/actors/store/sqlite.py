@@ -17,8 +17,9 @@ from typing import Protocol, TypeVar, final
 import attrs
 import trio
 
-from gateway.actors.runtime import ActorCrashed, ActorDown, Ask, Inbox, Letter, Overloaded, Ref, Runtime, Unanswered
+from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Runtime
 from gateway.actors.store import schema
+from gateway.actors.store.asking import answered
 from gateway.actors.store.errors import Failure, Reason
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
 from gateway.actors.store.pulse import Committed, Observe, Pulse
@@ -174,16 +175,7 @@ class SqliteStore:
         return self.health
 
     async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
-        try:
-            return await self._writer.ask(_Commit(step), within=within)
-        except Overloaded as error:
-            raise Failure(Reason.OVERLOADED).error() from error
-        except ActorDown as error:
-            raise Failure(Reason.STOPPED).error() from error
-        except Unanswered as error:
-            raise Failure(Reason.STALLED, uncertain=True).error() from error
-        except ActorCrashed as error:
-            raise Failure(Reason.CRASHED, uncertain=True).error() from error
+        return await answered(self._writer.ask(_Commit(step), within=within))
 
 
 @attrs.frozen

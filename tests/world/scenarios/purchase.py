@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -321,6 +321,19 @@ class Calls:
     async def of(self, *kinds: str) -> dict[str, int]:
         now = await self.shop.counts()
         return {kind: now[kind] - self.before[kind] for kind in kinds}
+
+
+async def together(calls: Sequence[Callable[[], Awaitable[httpx.Response]]]) -> list[httpx.Response]:
+    """Start all calls in one moment and return their answers."""
+    answers: list[httpx.Response] = []
+
+    async def one(call: Callable[[], Awaitable[httpx.Response]]) -> None:
+        answers.append(await call())
+
+    async with trio.open_nursery() as nursery:
+        for call in calls:
+            nursery.start_soon(one, call)
+    return answers
 
 
 async def funded(world: World, client: httpx.AsyncClient, names: Iterable[str]) -> Sequence[Account]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tests.world.scenarios.purchase import (
     carries_challenge,
     decoded,
     fresh_key,
+    together,
     x402,
     x402_payload,
 )
@@ -42,19 +43,6 @@ UNHURRIED = {"verify_timeout_s": 20, "settle_timeout_s": 20, "settle_wait_s": 20
 def node(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     with running(NodeProcess.of(world, tmp_path_factory.mktemp("node"), payment=UNHURRIED)) as started:
         yield started
-
-
-async def together(calls: Sequence[Callable[[], Awaitable[httpx.Response]]]) -> list[httpx.Response]:
-    """Start all calls in one moment and return their answers."""
-    answers: list[httpx.Response] = []
-
-    async def one(call: Callable[[], Awaitable[httpx.Response]]) -> None:
-        answers.append(await call())
-
-    async with trio.open_nursery() as nursery:
-        for call in calls:
-            nursery.start_soon(one, call)
-    return answers
 
 
 def equal_but_for_replayed(answers: Sequence[httpx.Response]) -> bool:
