@@ -107,6 +107,8 @@ def _fault_of_postgresql(url: str) -> str | None:
         return f"its port is no number below 65536; {escape}"
     if "@" in str(members.get("host") or ""):
         return f"its host has an @; {escape}"
+    if members.get("target_session_attrs") == "read-write":
+        return "target_session_attrs=read-write would refuse the node's own reading sessions; say primary"
     return None
 
 

@@ -158,6 +158,7 @@ def test_a_url_of_another_kind_is_told_both_kinds(url: str) -> None:
         ("postgresql://[::1/d", "end of string reached"),
         ("postgresql://h:x/d", "its port is no number"),
         ("postgresql://h:65536/d", "its port is no number below 65536"),
+        ("postgresql://a,b/d?target_session_attrs=read-write", "say primary"),
     ],
 )
 def test_a_url_that_libpq_does_not_understand_is_refused_in_its_words(url: str, why: str) -> None:
@@ -187,7 +188,7 @@ def test_a_url_that_is_refused_does_not_tell_its_password(url: str) -> None:
     [
         "postgresql://u:p@h/d",
         "postgres://h:6432/d",
-        "postgresql://a:1,b:2,c/d?target_session_attrs=read-write",
+        "postgresql://a:1,b:2,c/d?target_session_attrs=primary",
         "postgresql://[::1]:5432/d",
         "postgresql:///d?host=/var/run/postgresql&port=5433",
         "postgresql://u@h/d?sslmode=verify-full&sslrootcert=/etc/ca.pem",

@@ -39,8 +39,8 @@ class PostgresqlSettings:
     """How a node reaches its store on PostgreSQL.
 
     `url` is a libpq connection URI (sslmode, sslrootcert and several hosts are told in it); a password in it is taken,
-    and never shown.  `readers` bounds the connections that read; one more writes and one listens.  A node whose lease
-    of `lease_ms` milliseconds runs out has lost its operations to the others.  Raises ValueError.
+    and never shown.  `readers` bounds the connections that read; one more writes, one renews the lease, one listens.  A
+    node whose lease of `lease_ms` milliseconds runs out has lost its operations to the others.  Raises ValueError.
     """
 
     url: str = attrs.field(repr=lambda url: repr(without_secrets(url)))
