@@ -139,12 +139,13 @@ class Desk:
             log.exception("claim_failed", operation_id=operation_id, error=repr(error))
             failure = InternalError()
         else:
+            self.lives[operation_id] = life
             del self.claims[operation_id]
             life.look_from_block = self.watch.head()
             life.waiters.add(claimed.letter)
             for each in claimed.queue:
                 self.wait(each, life)
-            await self.carry(life, await self.first_event(life))
+            await self.carry(life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID)
             return
         del self.claims[operation_id]
         self.let_go(operation_id)
@@ -155,13 +156,39 @@ class Desk:
             else:
                 self.submit(each)
 
-    async def first_event(self, life: Life) -> Event:
-        """Return how a claimed operation begins: within the limits, or over its payer's with what others claimed."""
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    async def carry(self, life: Life, first: Event) -> None:
+        """Live it to its end, and then let go of it.  A defect costs this life's carrying, not the node.
+
+        It is among `lives` by then: what is not in hand is taken on.
+        """
+        operation_id = life.operation_id
+        self.unsettled.add(operation_id, life.payment)
+        try:
+            await live(life, self.around, await self.within_limits(life, first))
+        except Exception as error:
+            log.exception("life_crashed", operation_id=operation_id, error=repr(error))
+        finally:
+            del self.lives[operation_id]
+            life.waiters.refuse(life.left())
+            life.gone.set()
+            self.linger(life)
+        if life.taken:
+            return
+        if not life.over:
+            self.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
+        elif life.state is State.RECEIPTED:
+            self.watch.add(life)
+
+    async def within_limits(self, life: Life, first: Event) -> Event:
+        """Return how an operation begins, which may be over its payer's limit with what other nodes have claimed.
+
+        Also one that is taken on: its claim may be all that there ever was of it.
+        """
         payment, around = life.payment, self.around
-        if payment is None:
-            return Event.CLAIMED_FREE
-        if not around.store.shared:
-            return Event.CLAIMED_PAID
+        if payment is None or first is not Event.CLAIMED_PAID or not around.store.shared:
+            return first
         try:
             over = await of_payer(around.store, payment) > self.unsettled.limits.unsettled_per_payer
         except StoreUnavailable as error:
@@ -171,29 +198,7 @@ class Desk:
         if over:
             life.failure = self.unsettled.too_much(life.operation_id)
             return Event.OVER_LIMIT
-        return Event.CLAIMED_PAID
-
-    # -- lives -------------------------------------------------------------------------------------------------------
-
-    async def carry(self, life: Life, first: Event) -> None:
-        """Live it to its end, and then let go of it.  A defect costs this life's carrying, not the node."""
-        operation_id = life.operation_id
-        self.lives[operation_id] = life
-        self.unsettled.add(operation_id, life.payment)
-        try:
-            await live(life, self.around, first)
-        except Exception as error:
-            log.exception("life_crashed", operation_id=operation_id, error=repr(error))
-        finally:
-            del self.lives[operation_id]
-            life.gone.set()
-            self.linger(life)
-        if life.taken:
-            return
-        if not life.over:
-            self.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
-        elif life.state is State.RECEIPTED:
-            self.watch.add(life)
+        return first
 
     def linger(self, life: Life) -> None:
         """Keep a result at hand for a moment, and forget an operation that has none."""
@@ -288,8 +293,9 @@ class Desk:
             self.rest(operation_id, REST_AT_MOST_S)
             return
         try:
+            ((taken,),) = await around.store.commit(rows.take_over(owner))
+            row = rows.open_row(taken)
             told, epoch = await rows.history(around.store, operation_id)
-            await around.store.commit(rows.take_over(owner))
             try:
                 life, first = recover(
                     row, owner, around, self.table, self.structure, told=told, tries=owner.epoch - epoch
@@ -298,8 +304,12 @@ class Desk:
                 log.exception("operation_unrecoverable", operation_id=operation_id, error=lost.why)
                 await around.store.commit(*lost.end(owner, told=told, now=around.clock_ms()))
                 return
-        except (StoreUnavailable, Conflict) as error:
+        except StoreUnavailable as error:
             log.warning("operation_not_taken_on", operation_id=operation_id, error=str(error))
+            return
+        except Conflict:
+            log.info("operation_not_taken_on", operation_id=operation_id, error="it is in another node's hands")
+            self.rest(operation_id, TAKE_OVER_EVERY_S)  # whose end is to be seen as soon as any other's
             return
         log.info("operation_taken_on", operation_id=operation_id, state=row.state, epoch=owner.epoch)
         del self.resting[operation_id]

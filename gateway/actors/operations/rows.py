@@ -41,16 +41,22 @@ class Happening:
     note: str | None = None
 
 
-def take_over(owner: Owner) -> Statement:
-    """Return the statement that makes `owner` the owner of an open operation of the epoch before.
+_OPEN_COLUMNS = """operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap,
+    sealed_payment, sealed_output, look_from_block, result_hash, route, executed_at"""
 
-    It must be the node's own (a crash left it), or its node must have lost its lease.
+
+def take_over(owner: Owner) -> Statement:
+    """Return the statement that makes `owner` the owner of an open operation of the epoch before; it returns `OpenRow`.
+
+    It must be the node's own (a crash left it), or its node must have lost its lease.  The last step of that node may
+    become durable up to this very statement, so only what it returns may be gone on from, never what was read before.
     """
     return Statement(
         f"""
         UPDATE operations SET epoch = :epoch, node = :node
         WHERE operation_id = :operation_id AND epoch = :epoch - 1 AND ended_at IS NULL AND {_NOBODYS}
-        """,  # noqa: S608 - a constant of this module
+        RETURNING {_OPEN_COLUMNS}
+        """,  # noqa: S608 - constants of this module
         {"operation_id": owner.operation_id, "epoch": owner.epoch, "node": owner.node},
         rows=1,
     )
@@ -308,11 +314,7 @@ OPEN = f"""
 """  # noqa: S608 - a constant of this module
 """Open operations that this node may take on: its own and those of nobody; paid ones on the chain that it is on."""
 
-OPEN_ROW = """
-    SELECT operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap, sealed_payment,
-        sealed_output, look_from_block, result_hash, route, executed_at
-    FROM operations WHERE operation_id = :operation_id AND ended_at IS NULL
-"""
+OPEN_ROW = f"SELECT {_OPEN_COLUMNS} FROM operations WHERE operation_id = :operation_id AND ended_at IS NULL"  # noqa: S608 - a constant of this module
 
 
 @attrs.frozen
@@ -343,7 +345,7 @@ class OpenRow:
 
 
 def open_row(row: Row) -> OpenRow:
-    """Return a row of `OPEN_ROW`."""
+    """Return a row of `OPEN_ROW` or of `take_over`."""
     return OpenRow(*row)  # type: ignore[arg-type]  # the schema's types
 
 

@@ -275,13 +275,13 @@ class FaultyStore:
 
     `commits` is what the next commits do: `ok`, `away` (never happened), `lost` (uncertain, and stored), `unsure`
     (uncertain, and not stored) or `slow` (stored at once, answered after some seconds).
-    Every commit fails that `full` returns True for.
+    Every commit fails that `full` returns True for.  `late` tells of a query by how many seconds its answer is late.
     """
 
     real: SqliteStore
     commits: deque[str] = attrs.field(factory=deque)
     full: Callable[[Sequence[Statement]], bool] = lambda _: False
-    before: Callable[[], Any] = lambda: None
+    late: Callable[[str], float] = lambda _: 0.0
     node: str = "node-1"
     shared: bool = False
 
@@ -302,13 +302,18 @@ class FaultyStore:
         return done
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
-        return await self.real.fetch(sql, parameters)
+        (found,) = await self.fetch_many([(sql, parameters)])
+        return found
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         return await self.fetch_many(queries)
 
     async def fetch_many(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
-        return await self.real.fetch_many(queries)
+        found = await self.real.fetch_many(queries)
+        late = max([self.late(sql) for sql, _ in queries], default=0.0)
+        if late:
+            await trio.sleep(late)
+        return found
 
     @property
     def membership(self) -> Membership:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from gateway.actors.operations import State, rows
-from gateway.actors.store import Conflict, Statement, Value
-from tests.actors.operations.scene import Node, Scene, order, payment
+from gateway.actors.operations.claiming import Sealed, first_claim
+from gateway.actors.runtime import open_runtime
+from gateway.actors.store import Conflict, PostgresqlSettings, Statement, Value, open_postgresql
+from tests.actors.operations.scene import Node, Scene, order, payment, until
+from tests.actors.store.postgresql_parts import connected, run, run_at
 
 SETTLED = rows.Settled("0xaa", 7, "0xbb")
 RESULT = rows.Result("sha256:1", "{}", 1)
@@ -99,3 +104,33 @@ def test_the_receipt_names_a_route_and_its_proof_only() -> None:
         rows.route_json({"routeId": "a", "qualificationId": "q", "cost": 1}) == '{"routeId":"a","qualificationId":"q"}'
     )
     assert rows.route_json("none") == '{"routeId":null,"qualificationId":null}'
+
+
+async def somebody_waits(url: str) -> bool:
+    return bool((await run_at(url, "SELECT 1 FROM pg_locks WHERE NOT granted"))[0])
+
+
+async def test_who_takes_an_operation_over_gets_the_row_as_its_owner_left_it_a_moment_ago(postgresql_url: str) -> None:
+    """PostgreSQL looks at a row again that it waited for, and at no other: the owner's renewed lease is not seen."""
+    paid_by, owner = payment(), rows.Owner("op_1", "node-1", 1)
+    made = order(paid_by=paid_by)
+    claim = first_claim(owner, made, paid_by, Sealed(b"r", b"p", b"w", [[b"k"]]), now=1)
+    async with (
+        open_runtime(grace=1) as runtime,
+        open_postgresql(runtime, PostgresqlSettings(postgresql_url), node="node-2") as store,
+        connected(postgresql_url) as theirs,
+    ):
+        await store.commit(*(statement for _, statement in claim))
+        taken: list[rows.OpenRow] = []
+
+        async def take_over() -> None:
+            ((row,),) = await store.commit(rows.take_over(rows.Owner("op_1", "node-2", 2)))
+            taken.append(rows.open_row(row))
+
+        await run(theirs, "BEGIN", "UPDATE operations SET state = 'executed', sealed_output = 'out'")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_over)
+            await until(partial(somebody_waits, postgresql_url))
+            renewed = "INSERT INTO nodes (node, epoch, lease_until, step, joined_at, release)"
+            await run(theirs, f"{renewed} VALUES ('node-1', 1, 9e17, 1, 1, '')", "COMMIT")
+        assert [(each.state, each.epoch, each.sealed_output) for each in taken] == [("executed", 2, b"out")]

@@ -9,11 +9,26 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.leases import ALONE, Duty, Hold
-from gateway.actors.operations import Earlier, Elsewhere, Ended, Exposure, Limits, Order, Overtaken, actor
+from gateway.actors.operations import (
+    Earlier,
+    Elsewhere,
+    Ended,
+    Exposure,
+    Limits,
+    Order,
+    Overtaken,
+    actor,
+    exposure,
+    rows,
+)
+from gateway.actors.settlement import Verdict, Verification
 from gateway.errors import ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
+from gateway.registry.operation import Operation
 from gateway.registry.sealing import NodeSeal
 from tests.actors.operations.scene import (
+    ONCE,
     OTHER_PAYER,
+    PAID,
     PAYER,
     PRICE,
     Node,
@@ -253,3 +268,88 @@ async def test_one_node_watches_for_reorganisations_for_all(scene: Scene, autoju
         assert (await two.call(made)).receipt["settlement"]["transaction"] == again
         for event in chosen.values():
             event.set()
+
+
+# -- what is read is old by the time that it is acted upon -------------------------------------------------------------
+
+
+async def test_a_claim_whose_payers_exposure_is_read_slowly_stays_in_hand(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node(shared=True) as one:
+        one.store.late = lambda sql: 3.0 * (sql == exposure.OF_PAYER)
+        results = await all_of(*[partial(persist, one, order(paid_by=payment(), what=ONCE))] * 2)
+        assert all(isinstance(each, Ended) for each in results), results
+        assert await one.only("epoch", "state") == (1, "receipted")
+    assert len(scene.executor.runs) == 1
+
+
+@pytest.mark.parametrize("what", [PAID, ONCE])
+async def test_what_its_owner_kept_while_it_was_being_taken_over_is_not_run_again(
+    scene: Scene, autojump_clock: MockClock, what: Operation
+) -> None:
+    """The owner's last step may be committed after the row was read, and before it is taken over."""
+    made = order(paid_by=payment(), what=what)
+    scene.executor.plan.append(5.0)
+    async with scene.node(shared=True) as one, scene.another(one) as two, trio.open_nursery() as nursery:
+        one.store.late = lambda sql: 10.0 * (sql in {rows.OPEN_ROW, rows.HISTORY})
+        nursery.start_soon(outcome_of, partial(two.call, made))
+        await until(lambda: scene.executor.runs)
+        scene.chain.verdicts.append(Verification(Verdict.UNAVAILABLE, "unreachable"))
+        scene.chain.settles.append("hang")
+        await scene.lease(one, "node-2", alive=False)
+        await until(lambda: scene.chain.submitted)
+        assert (await one.only("node", "state")) == ("node-2", "executed")
+        ended = await persist(one, made)
+        assert ended.execution["node"] == "node-2"
+        assert await one.only("node", "epoch", "state") == ("node-1", 2, "receipted")
+        nursery.cancel_scope.cancel()
+    assert len(scene.executor.runs) == 1
+    assert list(scene.chain.transfers.values()) == [1]
+
+
+async def test_what_is_taken_over_counts_with_what_its_payer_has_unsettled_elsewhere(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    """Its own node may have died before it looked."""
+    limits = Limits(unsettled_per_payer=PRICE)
+    scene.chain.settles.extend(["hang"] * 2)
+    async with scene.node(shared=True, limits=limits) as one, trio.open_nursery() as nursery:
+        async with scene.another(one, limits=limits, grace=0) as two:
+            two.store.late = lambda sql: 100.0 * (sql == exposure.OF_PAYER)
+            nursery.start_soon(outcome_of, partial(one.call, order("key-number-1-of-this", payment())))
+            await until(lambda: scene.chain.submitted)
+            nursery.start_soon(outcome_of, partial(two.call, order("key-number-2-of-this", payment())))
+            await until(partial(there_are, 2, one))
+        await trio.sleep(5)
+        assert len(scene.chain.submitted) == 1
+        found = await one.store.fetch("SELECT node, failure_code FROM operations WHERE ended_at IS NOT NULL")
+        assert found == [("node-1", "exposure_limit")]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_lost_the_race_for_an_orphan_takes_it_over_as_soon_as_the_winner_has_died_too(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.extend([1000.0, 1000.0])
+    async with scene.node(shared=True) as one, trio.open_nursery() as nursery:
+        async with scene.another(one, grace=0) as two:
+            nursery.start_soon(outcome_of, partial(two.call, made))
+            await until(lambda: scene.executor.runs)
+            one.store.late = lambda sql: 1.0 * (sql == rows.OPEN_ROW)
+        async with scene.another(one, name="node-3", grace=0) as three:
+            await until(partial(owned_by, three, "node-3"))
+            await trio.sleep(1)
+        began = trio.current_time()
+        await until(partial(owned_by, one, "node-1"))
+        assert trio.current_time() - began < 2
+        assert isinstance(await persist(one, made), Ended)
+
+
+async def there_are(count: int, node: Node) -> bool:
+    return await node.count() == count
+
+
+async def owned_by(node: Node, name: str) -> bool:
+    return bool(await node.only("node") == name)
