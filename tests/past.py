@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -96,12 +95,16 @@ class Past:
     _chance: random.Random = attrs.field(factory=lambda: random.Random(4021))
     _blobs: Mapping[int, Sequence[bytes]] = attrs.field(factory=dict)
     _height: int = 0
+    _left: int = 0
 
     def __attrs_post_init__(self) -> None:
         self._blobs = {size: [self._chance.randbytes(size) for _ in range(64)] for size in (60, 250, 900, 3000)}
 
     def batches(self) -> Iterator[Rows]:
-        """Yield the rows of all tables, the oldest operations first, some thousands at once."""
+        """Yield the rows of all tables, the oldest operations first, some thousands at once; the same each time."""
+        self._chance, self._height, self._left = random.Random(4021), 0, self.due
+        self.traces.clear()
+        self.opened.clear()
         yield self._counters()
         for first in range(0, self.count, AT_ONCE):
             rows: Rows = {table: [] for table in COLUMNS}
@@ -245,10 +248,8 @@ class Past:
         rows["operations"].append(tuple(values.get(name) for name in COLUMNS["operations"]))
 
     def _due(self) -> bool:
-        if self.due > 0:
-            self.due -= 1
-            return True
-        return False
+        self._left -= 1
+        return self._left >= 0
 
     def _payment(self, trace: Trace, ended: int) -> dict[str, Value]:
         return {
@@ -330,14 +331,19 @@ def fill_sqlite(connection: sqlite3.Connection, past: Past, *, open_now: int = 0
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("PRAGMA cache_size = -4000000")
     connection.execute("BEGIN")
-    for batch in chain(past.batches(), [past.present(open_now)]):
-        for table, rows in batch.items():
-            names = COLUMNS[table]
-            twice = " ON CONFLICT (payer) DO UPDATE SET hold_until = excluded.hold_until" * (table == "payer_holds")
-            marks = ", ".join("?" for _ in names)
-            connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks}){twice}", rows)
+    for batch in past.batches():
+        _insert(connection, batch)
+    _insert(connection, past.present(open_now))
     connection.execute("COMMIT")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _insert(connection: sqlite3.Connection, batch: Rows) -> None:
+    for table, rows in batch.items():
+        names = COLUMNS[table]
+        twice = " ON CONFLICT (payer) DO UPDATE SET hold_until = excluded.hold_until" * (table == "payer_holds")
+        marks = ", ".join("?" for _ in names)
+        connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks}){twice}", rows)
 
 
 def make_schema(connection: psycopg.Connection[Any]) -> None:

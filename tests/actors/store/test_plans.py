@@ -7,11 +7,11 @@ purpose is named below.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,6 +21,7 @@ from gateway.actors.ledger import BLOCKS, ENTRIES, UNPOSTED
 from gateway.actors.store import Value
 from gateway.actors.store.schema import shipped
 from gateway.actors.store.sqlite_file import SqliteFile
+from gateway.world.postgresql import PostgresqlServer
 from tests.heard import Asked, hear, one_line, written
 from tests.past import Past, Trace, fill_postgresql, fill_sqlite, make_schema
 from tests.plans import (
@@ -32,6 +33,7 @@ from tests.plans import (
     sqlite_plan,
     with_clock,
 )
+from tests.postgresql import GivenServer
 
 NOW = time.time_ns() // 1_000_000
 COUNT = 10_000
@@ -82,26 +84,23 @@ def past() -> Past:
     return Past(COUNT, NOW)
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path, past: Past) -> Iterator[sqlite3.Connection]:
-    file = SqliteFile(tmp_path / "past.db", "node-1", lambda: NOW)
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory, past: Past) -> Iterator[sqlite3.Connection]:
+    file = SqliteFile(tmp_path_factory.mktemp("sqlite") / "past.db", "node-1", lambda: NOW)
     with closing(file.open(shipped())) as connection:
         fill_sqlite(connection, past, open_now=OPEN)
         yield connection
     file.release()
 
 
-@pytest.fixture
-def new_postgresql(postgresql_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(postgresql_url) as connection:
+@pytest.fixture(scope="module")
+def postgresql(postgresql_server: PostgresqlServer | GivenServer, past: Past) -> Iterator[psycopg.Connection[Any]]:
+    name = f"plans_{secrets.token_hex(6)}"
+    with psycopg.connect(postgresql_server.create_database(name)) as connection:
         make_schema(connection)
+        fill_postgresql(connection, past, open_now=OPEN)
         yield connection
-
-
-@pytest.fixture
-def postgresql(new_postgresql: psycopg.Connection[Any], past: Past) -> psycopg.Connection[Any]:
-    fill_postgresql(new_postgresql, past, open_now=OPEN)
-    return new_postgresql
+    postgresql_server.drop_database(name)
 
 
 def test_every_statement_of_the_source_was_heard(asked: Mapping[str, Asked]) -> None:
@@ -112,6 +111,10 @@ def test_every_statement_of_the_source_was_heard(asked: Mapping[str, Asked]) -> 
         and not any(each.pattern.search(sql) for sql in WHOLE_BOOKS | set(asked))
     ]
     assert missed == []
+
+
+def test_what_is_known_to_look_at_more_is_still_asked(asked: Mapping[str, Asked]) -> None:
+    assert [known for known in KNOWN if not any(known in sql for sql in asked)] == []
 
 
 # -- what would be found -----------------------------------------------------------------------------------------------
@@ -127,6 +130,7 @@ def test_a_scan_is_told_from_a_look_up_on_sqlite(sqlite: sqlite3.Connection, pas
     one = "SELECT * FROM operations WHERE operation_id = :operation_id"
     found = {sql: sqlite_plan(sqlite, sql, with_names(sql, SEEN, past)) for sql in (one, *WHOLE)}
     assert [bool(faults(plan, SEEN)) for plan in found.values()] == [False, True, True]
+    assert sqlite.execute(one, with_names(one, SEEN, past)).fetchall() != []
 
 
 def test_a_scan_is_told_from_a_look_up_on_postgresql(postgresql: psycopg.Connection[Any], past: Past) -> None:
@@ -134,6 +138,7 @@ def test_a_scan_is_told_from_a_look_up_on_postgresql(postgresql: psycopg.Connect
     for session in SESSIONS:
         found = [postgresql_plan(postgresql, sql, with_names(sql, SEEN, past), session) for sql in (one, *WHOLE)]
         assert [bool(faults(plan, SEEN)) for plan in found] == [False, True, True]
+        assert found[0].looked_at == 1
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -175,13 +180,15 @@ def test_no_statement_for_many_callers_looks_at_more_in_a_long_past_on_postgresq
 
 
 def test_a_new_store_on_postgresql_begins_with_plans_that_serve_a_full_one(
-    new_postgresql: psycopg.Connection[Any], asked: Mapping[str, Asked]
+    postgresql_url: str, asked: Mapping[str, Asked]
 ) -> None:
-    told = [
-        fault_of(sql, each, postgresql_plan(new_postgresql, sql, with_clock(each.parameters, NOW), AS_THE_NODE_ASKS))
-        for sql, each in asked.items()
-        if each.on_the_road
-    ]
+    with psycopg.connect(postgresql_url) as connection:
+        make_schema(connection)
+        told = [
+            fault_of(sql, each, postgresql_plan(connection, sql, with_clock(each.parameters, NOW), AS_THE_NODE_ASKS))
+            for sql, each in asked.items()
+            if each.on_the_road
+        ]
     assert not any(told), "\n\n".join(filter(None, told))
 
 
