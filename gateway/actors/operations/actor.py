@@ -187,7 +187,8 @@ class Desk:
         Also one that is taken on: its claim may be all that there ever was of it.
         """
         payment, around = life.payment, self.around
-        if payment is None or first is not Event.CLAIMED_PAID or not around.store.shared:
+        at_risk = first is Event.CLAIMED_PAID and life.credit is None
+        if payment is None or not at_risk or not around.store.shared:
             return first
         try:
             over = await of_payer(around.store, payment) > self.unsettled.limits.unsettled_per_payer

@@ -17,7 +17,6 @@ from gateway.actors.store import Conflict, Statement, StoreUncertain, Value
 from gateway.errors import (
     GatewayError,
     IdempotencyKeyReused,
-    OperationInProgress,
     OperatorNeeded,
     PayerOnHold,
     PaymentAlreadyBound,
@@ -30,9 +29,9 @@ from gateway.registry.sealing import SealBroken, new_data_key, seal
 async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     """Commit the claim; raises the `GatewayError` that a lost race, a payer on hold or a store at fault means."""
     now, earlier = around.clock_ms(), order.earlier
-    payment, kept = order.payment, None
+    payment, kept, credit = order.payment, None, None
     if earlier is not None:
-        payment, kept = await _taken_up(order, earlier, around)
+        payment, kept, credit = await _taken_up(order, earlier, around)
     if order.operation.paid and payment is None:
         raise PaymentRequired
     if payment is not None and kept is None:
@@ -51,7 +50,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     else:
         told, _ = await rows.history(around.store, operation_id)
         attempt = earlier.attempt + 1
-        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, step=told + 1)
+        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, step=told + 1, credit=credit)
     failpoint("claim.before")
     try:
         await around.store.commit(*(statement for _, statement in steps))
@@ -73,6 +72,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         next_step=told + 2,
         served=kept.served if kept else None,
         result=kept.result if kept else None,
+        credit=credit,
     )
 
 
@@ -84,29 +84,32 @@ class _Kept:
     result: rows.Result
 
 
-async def _taken_up(order: Order, earlier: Earlier, around: Surroundings) -> tuple[Payment | None, _Kept | None]:
-    """Return what pays for the next attempt and what is there already.
+async def _taken_up(
+    order: Order, earlier: Earlier, around: Surroundings
+) -> tuple[Payment | None, _Kept | None, rows.Settled | None]:
+    """Return what pays for the next attempt, what is there already, and where the chain showed that payment made.
 
-    A payment that the chain showed made is used up before any other is taken.
+    A payment that the chain showed made is used up before any other is taken.  Raises `Overtaken` where another node
+    has taken the attempt on since it was looked up.
     """
     found = await around.store.fetch(
-        "SELECT settlement, sealed_payment, result_hash, route, executed_at FROM operations"
-        " WHERE operation_id = :operation_id",
-        {"operation_id": earlier.operation_id},
+        "SELECT settlement, transaction_hash, block_number, block_hash, sealed_payment, result_hash, route, executed_at"
+        " FROM operations WHERE operation_id = :operation_id AND state = 'failed' AND epoch = :epoch",
+        {"operation_id": earlier.operation_id, "epoch": earlier.epoch},
     )
     if not found:
-        raise OperationInProgress(operation_id=earlier.operation_id, retry_after=RETRY_AFTER_S)
-    settlement, sealed_payment, result_hash, route, executed_at = found[0]
-    payment, kept = order.payment, None
+        raise Overtaken(operation_id=earlier.operation_id, retry_after=RETRY_AFTER_S)
+    *settled, sealed_payment, result_hash, route, executed_at = found[0]
+    payment, kept, credit = order.payment, None, None
     try:
-        if settlement == "settled" and isinstance(sealed_payment, bytes):
+        if isinstance(sealed_payment, bytes) and (credit := rows.seen_settled(*settled)) is not None:
             payment = Payment.load(around.seal.unwrap(earlier.operation_id, sealed_payment))
         if payment is not None and earlier.sealed_output is not None and result_hash is not None:
             served = open_output(earlier.data_key, earlier.operation_id, earlier.sealed_output)
             kept = _Kept(served, rows.Result(str(result_hash), str(route), int(executed_at or 0)))
     except SealBroken as error:
         raise OperatorNeeded(str(error), operation_id=earlier.operation_id) from error
-    return payment, kept
+    return payment, kept, credit
 
 
 async def _refuse_held_payer(payment: Payment, around: Surroundings, now: int) -> None:
@@ -159,18 +162,29 @@ def first_claim(owner: rows.Owner, order: Order, payment: Payment | None, sealed
 
 
 def next_claim(
-    owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, *, now: int, attempt: int, step: int
+    owner: rows.Owner,
+    order: Order,
+    payment: Payment | None,
+    sealed: Sealed,
+    *,
+    now: int,
+    attempt: int,
+    step: int,
+    credit: rows.Settled | None,
 ) -> Steps:
-    """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch."""
+    """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch.
+
+    A payment that the chain showed made, in `credit`, stays known as such until it has bought something.
+    """
     update = Statement(
         """
         UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
             node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
             network = :network, asset = :asset, amount = :amount, pay_to = :pay_to, protocol = :protocol,
             payer = :payer, nonce = :nonce, valid_before = :valid_before, challenge_id = :challenge_id,
-            sealed_payment = :sealed_payment, settlement = :settlement, transaction_hash = NULL, block_number = NULL,
-            block_hash = NULL, failure_code = NULL, failure_detail = NULL, ended_at = NULL, output_until = NULL,
-            tombstone_until = NULL
+            sealed_payment = :sealed_payment, settlement = :settlement, transaction_hash = :transaction_hash,
+            block_number = :block_number, block_hash = :block_hash, failure_code = NULL, failure_detail = NULL,
+            ended_at = NULL, output_until = NULL, tombstone_until = NULL
         WHERE operation_id = :operation_id AND state = 'failed' AND epoch = :epoch - 1
         """,
         {
@@ -180,6 +194,8 @@ def next_claim(
             "node": owner.node,
             "node_wrap": sealed.node_wrap,
             **_payment_columns(payment, sealed),
+            **rows.block_columns(credit),
+            **({"settlement": "settled"} if credit else {}),
         },
         rows=1,
     )

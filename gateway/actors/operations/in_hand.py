@@ -65,6 +65,7 @@ class Life:
         result: what the receipt says of the output; there as soon as there is one.
         sent: the facilitator may have got the payment to settle.
         owed: the ledger says that the payer owes.
+        credit: where the chain showed the payment made before this attempt.
         failure: why it ended without a result; told to those who wait once `over`.
         over: its end is durable.
         taken: another owner has taken it on.
@@ -92,6 +93,7 @@ class Life:
     looks: int = 0
     sent: bool = False
     owed: bool = False
+    credit: rows.Settled | None = None
     settled_in: rows.Settled | None = None
     receipt: Mapping[str, Any] | None = None
     failure: GatewayError | None = None

@@ -82,12 +82,12 @@ async def end(life: Life, around: Surroundings) -> None:
             statements.append(rows.hold_payer(payment.payer, life.owner, until=until))
     if isinstance(failure, ExecutionReconciliation):
         statements.append(rows.free_authorizations(life.owner))
-    made = payment is not None and life.sighting is not None and life.sighting.standing in MADE
+    made = _made(life)
     step = rows.end(
         life.owner,
         state=life.state,
-        settlement=_settlement(payment, waits=waits, made=made),
-        settled=settled_in(life.sighting) if made else None,
+        settlement=_settlement(payment, waits=waits, made=made is not None),
+        settled=made,
         failure_code=failure.code,
         failure_detail=failure.detail,
         now=now,
@@ -98,6 +98,14 @@ async def end(life: Life, around: Surroundings) -> None:
     failpoint("fail.after")
     if statements:
         around.posted()
+
+
+def _made(life: Life) -> rows.Settled | None:
+    """Return where the payment was made, as far as this attempt or an earlier one saw; the payer is owed for it."""
+    seen = life.sighting
+    if seen is None or seen.standing is Standing.UNTRACED:
+        return life.credit
+    return settled_in(seen) if seen.standing in MADE else None
 
 
 def _settlement(payment: Payment | None, *, waits: bool, made: bool) -> str:

@@ -43,11 +43,12 @@ class Unrecoverable(Exception):
             state, settlement, kind = State.NEEDS_OPERATOR, "unknown", OperatorNeeded
         elif not self.repeatable and self.row.sealed_output is None:
             kind, freed = ExecutionReconciliation, [rows.free_authorizations(owner)]
+        credit = self.row.credit if state is State.FAILED else None
         step = rows.end(
             owner,
             state=state,
-            settlement=settlement,
-            settled=None,
+            settlement=settlement if credit is None else "settled",
+            settled=credit,
             failure_code=kind.code,
             failure_detail=self.why,
             now=now,
@@ -139,6 +140,7 @@ def _life(row: rows.OpenRow, owner: rows.Owner, around: Surroundings, operation:
         next_step=1,
         state=State(row.state),
         look_from_block=row.look_from_block,
+        credit=row.credit,
     )
 
 

@@ -42,7 +42,8 @@ class Happening:
 
 
 _OPEN_COLUMNS = """operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap,
-    sealed_payment, sealed_output, look_from_block, result_hash, route, executed_at"""
+    sealed_payment, sealed_output, look_from_block, result_hash, route, executed_at, settlement, transaction_hash,
+    block_number, block_hash"""
 
 
 def take_over(owner: Owner) -> Statement:
@@ -101,7 +102,15 @@ class Settled:
     block_hash: str
 
 
-def _block(settled: Settled | None) -> dict[str, Value]:
+def seen_settled(settlement: Value, transaction: Value, block_number: Value, block_hash: Value) -> Settled | None:
+    """Return where a row says that its payment settled, None where it does not."""
+    if settlement != "settled" or transaction is None:
+        return None
+    return Settled(str(transaction), int(block_number or 0), str(block_hash))
+
+
+def block_columns(settled: Settled | None) -> dict[str, Value]:
+    """Return the columns that tell where a payment settled."""
     return {
         "transaction_hash": settled.transaction if settled else None,
         "block_number": settled.block_number if settled else None,
@@ -130,7 +139,7 @@ def receipt(
             "epoch": owner.epoch,
             "receipt": receipt_json,
             "settlement": "none" if settled is None else "settled",
-            **_block(settled),
+            **block_columns(settled),
             "sealed_output": sealed_output,
             "result_hash": result.hash,
             "route": result.route,
@@ -172,7 +181,7 @@ def end(
             "epoch": owner.epoch,
             "state": state.value,
             "settlement": settlement,
-            **_block(settled),
+            **block_columns(settled),
             "failure_code": failure_code,
             "failure_detail": failure_detail,
             "now": now,
@@ -199,7 +208,7 @@ def resettle(owner: Owner, *, receipt_json: str, settled: Settled) -> Statement:
             block_hash = :block_hash, settlement = 'settled', failure_code = NULL, failure_detail = NULL
         WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted'
         """,
-        {"operation_id": owner.operation_id, "epoch": owner.epoch, "receipt": receipt_json, **_block(settled)},
+        {"operation_id": owner.operation_id, "epoch": owner.epoch, "receipt": receipt_json, **block_columns(settled)},
         rows=1,
     )
 
@@ -335,6 +344,15 @@ class OpenRow:
     result_hash: str | None
     route: str | None
     executed_at: int | None
+    settlement: str
+    transaction_hash: str | None
+    block_number: int | None
+    block_hash: str | None
+
+    @property
+    def credit(self) -> Settled | None:
+        """Where the chain showed the payment made, while it has bought nothing yet."""
+        return seen_settled(self.settlement, self.transaction_hash, self.block_number, self.block_hash)
 
     @property
     def result(self) -> Result | None:

@@ -7,10 +7,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.operations import Ended
+from gateway.actors.operations import Ended, Limits, Order
+from gateway.actors.settlement import Verdict, Verification
 from gateway.errors import (
     ExecutionReconciliation,
     ExecutorFailed,
+    FacilitatorUnavailable,
     GatewayError,
     InsufficientFunds,
     InternalError,
@@ -18,7 +20,7 @@ from gateway.errors import (
     PaymentRequired,
 )
 from gateway.registry.execution import Served
-from tests.actors.operations.scene import ONCE, Scene, order, outcome_of, output, payment
+from tests.actors.operations.scene import ONCE, PAID, PRICE, Node, Scene, order, outcome_of, output, payment, until
 
 
 async def test_a_failed_execution_charges_nothing_and_the_next_attempt_may_succeed(
@@ -159,6 +161,83 @@ async def test_a_credit_outlives_its_authorization_and_needs_no_credential(
         await trio.sleep(3600)
         ended = await node.call(attrs.evolve(made, payment=None))
         assert ended.receipt["settlement"]["transaction"] == scene.chain.mined[paid_by.key][0]
+
+
+async def credited(scene: Scene, node: Node) -> Order:
+    """An order without a payment that names a failed attempt which the chain shows paid."""
+    made = order(paid_by=(paid_by := payment()))
+    scene.chain.mine(paid_by)
+    scene.executor.plan.append(ExecutorFailed("down"))
+    with pytest.raises(ExecutorFailed):
+        await node.call(made)
+    return attrs.evolve(made, payment=None)
+
+
+UNREACHABLE = Verification(Verdict.UNAVAILABLE, "unreachable")
+
+
+async def test_a_credit_outlives_an_attempt_that_could_not_verify_it(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        made = await credited(scene, node)
+        before = await node.only("settlement", "transaction_hash", "block_number", "block_hash")
+        for _ in range(2):
+            scene.chain.verdicts.append(UNREACHABLE)
+            with pytest.raises(FacilitatorUnavailable):
+                await node.call(made)
+            assert await node.only("settlement", "transaction_hash", "block_number", "block_hash") == before
+        assert isinstance(await node.call(made), Ended)
+    assert scene.chain.submitted == []
+
+
+async def test_a_credit_outlives_the_crash_of_the_attempt_that_uses_it(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.crashing() as node, trio.open_nursery() as nursery:
+        made = await credited(scene, node)
+        scene.executor.plan.append(1000.0)
+        nursery.start_soon(outcome_of, partial(node.call, made))
+        await until(lambda: len(scene.executor.runs) == 2)
+        nursery.cancel_scope.cancel()
+    scene.executor.plan.clear()
+    scene.chain.verdicts.append(UNREACHABLE)
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, made)), FacilitatorUnavailable)
+        assert await node.only("state", "settlement") == ("failed", "settled")
+        assert isinstance(await node.call(made), Ended)
+
+
+async def test_a_credit_outlives_a_node_that_cannot_take_its_attempt_on(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.crashing() as node, trio.open_nursery() as nursery:
+        made = await credited(scene, node)
+        scene.executor.plan.append(1000.0)
+        nursery.start_soon(outcome_of, partial(node.call, made))
+        await until(lambda: len(scene.executor.runs) == 2)
+        nursery.cancel_scope.cancel()
+    async with scene.node(table={}) as node:
+        assert await node.only("state", "settlement") == ("failed", "settled")
+
+
+async def test_a_credit_that_a_reorganisation_took_is_none(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        made = await credited(scene, node)
+        (paid_by,) = scene.chain.verified
+        scene.chain.reorganise(paid_by)
+        scene.chain.verdicts.append(Verification(Verdict.INVALID, "insufficient_funds"))
+        await outcome_of(partial(node.call, made))
+        assert await node.only("state", "settlement", "transaction_hash") == ("failed", "not_settled", None)
+        with pytest.raises(PaymentRequired):
+            await node.call(made)
+
+
+async def test_a_credit_is_at_nobodys_risk_and_held_against_no_limit(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node(shared=True, limits=Limits(unsettled_per_payer=PRICE)) as node:
+        made = await credited(scene, node)
+        scene.chain.settles.append("hang")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outcome_of, partial(node.call, order("another-key-than-that", payment(), what=PAID)))
+            await until(lambda: scene.chain.submitted)
+            assert isinstance(await node.call(made), Ended)
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_paid_operation_without_any_payment_is_not_run_for_free(

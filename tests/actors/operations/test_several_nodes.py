@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -21,7 +22,7 @@ from gateway.actors.operations import (
     exposure,
     rows,
 )
-from gateway.actors.settlement import Verdict, Verification
+from gateway.actors.settlement import Standing, Verdict, Verification
 from gateway.errors import ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
 from gateway.registry.operation import Operation
 from gateway.registry.sealing import NodeSeal
@@ -354,3 +355,36 @@ async def there_are(count: int, node: Node) -> bool:
 
 async def owned_by(node: Node, name: str) -> bool:
     return bool(await node.only("node") == name)
+
+
+@pytest.mark.parametrize("settling", [False, True])
+async def test_who_comes_second_to_a_credit_on_the_other_node_is_not_asked_to_pay(
+    scene: Scene, autojump_clock: MockClock, *, settling: bool
+) -> None:
+    paid_by = payment()
+    made = order(paid_by=paid_by)
+    scene.chain.mine(paid_by)
+    scene.executor.plan.append(ExecutorFailed("down"))
+    async with scene.node(shared=True) as one, scene.another(one) as two, trio.open_nursery() as nursery:
+        with pytest.raises(ExecutorFailed):
+            await one.call(made)
+        earlier = await two.look_up(made)
+        assert isinstance(earlier, Earlier)
+        again = attrs.evolve(made, payment=None, earlier=earlier)
+        if settling:
+            scene.chain.looks.extend([Standing.PAID, "away", "away", "away"])
+        else:
+            scene.executor.plan.append(5.0)
+        nursery.start_soon(one.submit, again)
+        await until(lambda: len(scene.executor.runs) == 2)
+        if settling:
+            await until(partial(stands_at, one, "executed"))
+        with pytest.raises(Overtaken):
+            await two.submit(again)
+        assert isinstance(await persist(two, attrs.evolve(made, payment=None)), Ended)
+    assert len(scene.executor.runs) == 2
+    assert scene.chain.submitted == []
+
+
+async def stands_at(node: Node, state: str) -> bool:
+    return bool(await node.only("state") == state)
