@@ -172,7 +172,8 @@ async def seal_next(store: Store, signer: Signer, now: int, *guards: Statement) 
     )
     marks = [
         Statement(
-            "UPDATE ledger_entries SET height = :height WHERE entry_id = :entry_id AND height IS NULL",
+            # Heights begin at 1: IS NULL would let a planner walk all that is unsealed for each entry.
+            "UPDATE ledger_entries SET height = :height WHERE entry_id = :entry_id AND COALESCE(height, 0) = 0",
             {"height": block.height, "entry_id": entry_id},
             rows=1,
         )

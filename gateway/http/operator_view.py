@@ -120,7 +120,8 @@ def listing(only: str | None, limit: int) -> list[Query]:
         ]
     if only in GROUPS:
         return [(f"{_SELECT} WHERE {GROUPS[only]} {oldest}", bound)]
-    return [(f"{_SELECT} WHERE state = :state {newest}", bound | {"state": only})]
+    # Spelt out, so that PostgreSQL plans for how rare this state is.
+    return [(f"{_SELECT} WHERE state = '{STATES[STATES.index(only)]}' {newest}", bound)]
 
 
 def listed(found: Sequence[Sequence[Row]], limit: int) -> list[dict[str, Any]]:

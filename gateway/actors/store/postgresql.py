@@ -243,7 +243,7 @@ class _WriterActor:
                 background.start_soon(self.link.keep, self.lease_ms)
                 background.start_soon(self.courier.carry)
                 if self.lookups is not None:
-                    background.start_soon(self.lookups.serve)
+                    await background.start(self.lookups.serve)  # before anybody may look up
                 inbox.ready()
                 async with trio.open_nursery() as groups:
                     async for letters in inbox.batches(_GROUP):

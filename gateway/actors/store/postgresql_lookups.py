@@ -78,11 +78,12 @@ class LookUps:
             raise Unavailable(Failure(Reason.OVERLOADED))
         return waiting.told.unwrap()
 
-    async def serve(self) -> None:
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; who waits then is refused."""
         connection: Connection | None = None
         taken: Sequence[_Waiting] = ()
         self._serving = True
+        task_status.started()
         try:
             while True:
                 await self._bell.wait()

@@ -67,9 +67,6 @@ SMALL = {"nodes", "n", "node_facts", "leases", "l", "findings", "quota_counters"
 
 KNOWN = (
     "GROUP BY state",  # an operator's counts are of all there is
-    "WHERE state = :state ORDER BY operation_id DESC",  # a parameter hides from PostgreSQL how rare a state is
-    "AND epoch = :epoch AND ended_at IS NULL",  # PostgreSQL walks what is open, where it knows of nothing open
-    "entry_id = :entry_id AND height IS NULL",  # the same of what is unsealed
 )
 """What is known to look at more than it should."""
 

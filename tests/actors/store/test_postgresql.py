@@ -721,3 +721,9 @@ async def test_an_observer_hears_of_groups(postgresql_url: str) -> None:
             await store.commit(account("a"))
     groups = [event for event in heard if isinstance(event, Committed)]
     assert [(group.steps, group.undone) for group in groups] == [(1, 0), (1, 1)]
+
+
+async def test_a_look_up_is_answered_as_soon_as_the_store_is_open(postgresql_url: str) -> None:
+    for _ in range(10):
+        async with opened(postgresql_url) as store:
+            assert await store.look_up([("SELECT 1", {})]) == [[(1,)]]
