@@ -6,7 +6,7 @@ An output that is past its life takes the request, the payment and the wrapped k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 import trio
@@ -55,10 +55,24 @@ TOMBSTONES_DUE = """
 """
 
 
+def _locked(due: str, named: Mapping[str, Value]) -> Statement:
+    """Return the statement by which a sweep locks the operation that it drops something of.
+
+    Changing nothing locks the row.  A node that takes a failed attempt on again then waits for the whole sweep, or the
+    sweep for it; nobody sees half of one.
+    """
+    return Statement(
+        f"UPDATE operations SET epoch = epoch WHERE operation_id = :operation_id AND {due} < :now"  # noqa: S608 - a column's name
+        " AND ended_at IS NOT NULL",
+        named,
+    )
+
+
 def _drop_output(operation_id: str, now: int) -> list[Statement]:
     """Forget output, request, payment and key of an operation that is still ended; one taken on again keeps them."""
     named: dict[str, Value] = {"operation_id": operation_id, "now": now}
     return [
+        _locked("output_until", named),
         Statement(
             """
             UPDATE idempotency_keys SET key_wrap = NULL WHERE operation_id = :operation_id AND EXISTS (
@@ -85,6 +99,7 @@ def _drop_tombstone(operation_id: str, now: int) -> list[Statement]:
         AND o.tombstone_until < :now AND o.ended_at IS NOT NULL)"""
     named: dict[str, Value] = {"operation_id": operation_id, "now": now}
     return [
+        _locked("tombstone_until", named),
         *(Statement(f"DELETE FROM {table} WHERE operation_id = :operation_id AND {still}", named) for table in tables),  # noqa: S608 - names above
         Statement(
             "DELETE FROM operations WHERE operation_id = :operation_id AND tombstone_until < :now"

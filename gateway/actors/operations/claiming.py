@@ -23,7 +23,7 @@ from gateway.errors import (
     PaymentRequired,
 )
 from gateway.registry.execution import Served
-from gateway.registry.sealing import SealBroken, new_data_key, seal
+from gateway.registry.sealing import KeyName, SealBroken, new_data_key, seal
 
 
 async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
@@ -154,7 +154,7 @@ Steps = list[tuple[str, Statement]]
 def first_claim(owner: rows.Owner, order: Order, payment: Payment | None, sealed: Sealed, *, now: int) -> Steps:
     """Return the statements of a first claim."""
     steps = [("operation", _insert_operation(owner, order, payment, sealed, now))]
-    steps += _names(owner, order, sealed, rows=1)
+    steps += _names(owner, order, sealed, first=True)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
     claimed = rows.Happening(State.CLAIMED, now)
@@ -174,12 +174,14 @@ def next_claim(
 ) -> Steps:
     """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch.
 
-    A payment that the chain showed made, in `credit`, stays known as such until it has bought something.
+    A payment that the chain showed made, in `credit`, stays known as such until it has bought something.  What a sweep
+    may have dropped since the look-up, the request and the wrapped key, is there again.
     """
     update = Statement(
         """
         UPDATE operations SET state = 'claimed', epoch = :epoch, attempt = :attempt, node = :node,
-            node_wrap = :node_wrap, quote_id = :quote_id, price_version = :price_version,
+            sealed_request = :sealed_request, node_wrap = :node_wrap,
+            quote_id = :quote_id, price_version = :price_version,
             network = :network, asset = :asset, amount = :amount, pay_to = :pay_to, protocol = :protocol,
             payer = :payer, nonce = :nonce, valid_before = :valid_before, challenge_id = :challenge_id,
             sealed_payment = :sealed_payment, settlement = :settlement, transaction_hash = :transaction_hash,
@@ -192,6 +194,7 @@ def next_claim(
             "epoch": owner.epoch,
             "attempt": attempt,
             "node": owner.node,
+            "sealed_request": sealed.request,
             "node_wrap": sealed.node_wrap,
             **_payment_columns(payment, sealed),
             **rows.block_columns(credit),
@@ -200,14 +203,14 @@ def next_claim(
         rows=1,
     )
     steps = [("operation", update)]
-    steps += _names(owner, order, sealed, rows=None)
+    steps += _names(owner, order, sealed, first=False)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
     claimed = rows.Happening(State.CLAIMED, now, f"attempt {attempt}")
     return [*steps, *(("event", each) for each in rows.happenings(owner, step, [claimed]))]
 
 
-def _names(owner: rows.Owner, order: Order, sealed: Sealed, *, rows: int | None) -> Steps:
+def _names(owner: rows.Owner, order: Order, sealed: Sealed, *, first: bool) -> Steps:
     """Return the statements that bind every name of the operation and of its caller, under every pepper.
 
     While a new pepper is brought to one node after another, those that do not have it yet know the older name.
@@ -215,8 +218,8 @@ def _names(owner: rows.Owner, order: Order, sealed: Sealed, *, rows: int | None)
     steps: Steps = []
     for versions, wraps in zip(order.names, sealed.key_wraps, strict=True):
         for number, (name, wrap) in enumerate(zip(versions, wraps, strict=True)):
-            steps.append(("key", _insert_key(name.hmac, order.request_hash, owner, name.pepper, wrap, rows=rows)))
-            steps += [("caller", _insert_caller(name.hmac, each[number], owner, rows=rows)) for each in order.callers]
+            steps.append(("key", _insert_key(name, order.request_hash, owner, wrap, first=first)))
+            steps += [("caller", _insert_caller(name, each[number], owner, first=first)) for each in order.callers]
     return steps
 
 
@@ -264,33 +267,38 @@ def _payment_columns(payment: Payment | None, sealed: Sealed) -> dict[str, Value
     }
 
 
-def _insert_key(
-    key_hmac: str, request_hash: str, owner: rows.Owner, pepper: int, wrap: bytes, *, rows: int | None
-) -> Statement:
+_ONCE = "ON CONFLICT DO NOTHING"
+_AGAIN = """
+    ON CONFLICT (key_hmac, request_hash) DO UPDATE SET key_wrap = excluded.key_wrap
+    WHERE idempotency_keys.operation_id = excluded.operation_id
+"""
+
+
+def _insert_key(name: KeyName, request_hash: str, owner: rows.Owner, wrap: bytes, *, first: bool) -> Statement:
     return Statement(
-        """
+        f"""
         INSERT INTO idempotency_keys (key_hmac, request_hash, operation_id, pepper, key_wrap)
-        VALUES (:key_hmac, :request_hash, :operation_id, :pepper, :key_wrap) ON CONFLICT DO NOTHING
-        """,
+        VALUES (:key_hmac, :request_hash, :operation_id, :pepper, :key_wrap) {_ONCE if first else _AGAIN}
+        """,  # noqa: S608 - constants from above
         {
-            "key_hmac": key_hmac,
+            "key_hmac": name.hmac,
             "request_hash": request_hash,
             "operation_id": owner.operation_id,
-            "pepper": pepper,
+            "pepper": name.pepper,
             "key_wrap": wrap,
         },
-        rows=rows,
+        rows=1 if first else None,
     )
 
 
-def _insert_caller(key_hmac: str, caller: str, owner: rows.Owner, *, rows: int | None) -> Statement:
+def _insert_caller(name: KeyName, caller: str, owner: rows.Owner, *, first: bool) -> Statement:
     return Statement(
         """
         INSERT INTO idempotency_callers (key_hmac, caller, operation_id)
         VALUES (:key_hmac, :caller, :operation_id) ON CONFLICT DO NOTHING
         """,
-        {"key_hmac": key_hmac, "caller": caller, "operation_id": owner.operation_id},
-        rows=rows,
+        {"key_hmac": name.hmac, "caller": caller, "operation_id": owner.operation_id},
+        rows=1 if first else None,
     )
 
 

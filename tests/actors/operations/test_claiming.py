@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import attrs
@@ -7,7 +8,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.operations import Earlier, Ended
+from gateway.actors import retention
+from gateway.actors.operations import Earlier, Ended, rows
+from gateway.actors.operations.claiming import Sealed, first_claim, next_claim
+from gateway.actors.retention import sweep
+from gateway.actors.runtime import open_runtime
+from gateway.actors.settlement import Standing
+from gateway.actors.store import Conflict, PostgresqlSettings, Statement, Store, open_postgresql
+from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, accepted
+from gateway.actors.store.postgresql_sql import command
 from gateway.errors import (
     ExecutorFailed,
     IdempotencyKeyReused,
@@ -15,6 +24,7 @@ from gateway.errors import (
     OperationInProgress,
     OperatorNeeded,
     PaymentAlreadyBound,
+    SettlementFailed,
     StoreUnavailable,
 )
 from gateway.registry.sealing import unseal
@@ -31,6 +41,7 @@ from tests.actors.operations.scene import (
     payment,
     until,
 )
+from tests.actors.store.postgresql_parts import connected, run_at, somebody_waits
 
 
 async def test_a_claim_binds_key_caller_and_authorization_in_one_step(scene: Scene, autojump_clock: MockClock) -> None:
@@ -178,3 +189,66 @@ async def test_a_kept_output_that_cannot_be_opened_is_not_sold(scene: Scene, aut
 
 async def failed(node: Node) -> bool:
     return bool(await node.only("state") == "failed")
+
+
+async def test_a_failed_attempt_that_was_swept_after_its_look_up_is_taken_on_whole(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    """The sweep took its output, its request and its wrapped key; whoever looked it up still has the key to them."""
+    made = order(paid_by=(paid_by := payment()))
+    async with scene.node() as node:
+        scene.chain.settles.append("unsent")
+        scene.chain.looks.append(Standing.EXPIRED)
+        with pytest.raises(SettlementFailed):
+            await node.call(made)
+        earlier = await node.look_up(made)
+        assert isinstance(earlier, Earlier)
+        assert earlier.sealed_output is not None
+        await sweep(node.store, scene.clock_ms() + rows.OUTPUT_LIFE_MS + 1)
+        assert await node.only("sealed_output", "length(sealed_request)") == (None, 0)
+        scene.chain.settles.append("hang")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.submit, attrs.evolve(made, earlier=earlier))
+            await until(lambda: len(scene.chain.submitted) == 2)
+            assert await node.only("length(sealed_request)") > 0
+            scene.chain.mine(paid_by)
+        replayed = await node.look_up(made)
+        assert isinstance(replayed, Ended)
+        assert replayed.output["results"] == ["tides"]
+    assert len(scene.executor.runs) == 1
+
+
+async def conflicts(store: Store, step: Sequence[Statement], at: list[int]) -> None:
+    """Commit a step; note the number of the statement that had a conflict."""
+    try:
+        await store.commit(*step)
+    except Conflict as conflict:
+        at.append(conflict.index)
+
+
+async def test_a_sweep_that_has_begun_is_waited_for_by_who_takes_the_attempt_on(postgresql_url: str) -> None:
+    paid_by = payment()
+    made = order(paid_by=paid_by)
+    sealed = Sealed(b"r", b"p", b"w", [[b"k"]])
+    first = first_claim(rows.Owner("op_1", "node-1", 1), made, paid_by, sealed, now=1)
+    again = next_claim(rows.Owner("op_1", "node-1", 2), made, paid_by, sealed, now=2, attempt=2, step=2, credit=None)
+    async with (
+        open_runtime(grace=1) as runtime,
+        open_postgresql(runtime, PostgresqlSettings(postgresql_url), node="node-1") as store,
+        connected(postgresql_url) as theirs,
+    ):
+        await store.commit(*(statement for _, statement in first))
+        ended = "state = 'failed', ended_at = 1, sealed_output = 'out', output_until = 1, tombstone_until = 1"
+        for dropped, kept in ((retention._drop_output("op_1", 9), True), (retention._drop_tombstone("op_1", 9), False)):
+            await run_at(postgresql_url, f"UPDATE operations SET {ended}, epoch = 1")
+            lost: list[int] = []
+            take_on = partial(conflicts, store, [statement for _, statement in again], lost)
+            *begun, last = (command(each.sql, each.parameters) for each in dropped)
+            await accepted(theirs, BEGIN, *begun, within=5)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take_on)
+                await until(partial(somebody_waits, postgresql_url))
+                await accepted(theirs, last, COMMIT, within=5)
+            assert lost == ([] if kept else [0])
+            wraps = await store.fetch("SELECT key_wrap FROM idempotency_keys")
+            assert wraps == ([(b"k",)] if kept else [])

@@ -12,7 +12,7 @@ from gateway.actors.operations.claiming import Sealed, first_claim
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Conflict, PostgresqlSettings, Statement, Value, open_postgresql
 from tests.actors.operations.scene import Node, Scene, order, payment, until
-from tests.actors.store.postgresql_parts import connected, run, run_at
+from tests.actors.store.postgresql_parts import connected, run, somebody_waits
 
 SETTLED = rows.Settled("0xaa", 7, "0xbb")
 RESULT = rows.Result("sha256:1", "{}", 1)
@@ -104,10 +104,6 @@ def test_the_receipt_names_a_route_and_its_proof_only() -> None:
         rows.route_json({"routeId": "a", "qualificationId": "q", "cost": 1}) == '{"routeId":"a","qualificationId":"q"}'
     )
     assert rows.route_json("none") == '{"routeId":null,"qualificationId":null}'
-
-
-async def somebody_waits(url: str) -> bool:
-    return bool((await run_at(url, "SELECT 1 FROM pg_locks WHERE NOT granted"))[0])
 
 
 async def test_who_takes_an_operation_over_gets_the_row_as_its_owner_left_it_a_moment_ago(postgresql_url: str) -> None:

@@ -45,6 +45,11 @@ async def run_at(url: str, *statements: str) -> list[list[Row]]:
         return await run(connection, *statements)
 
 
+async def somebody_waits(url: str) -> bool:
+    """Whether a transaction waits for a lock of another."""
+    return bool((await run_at(url, "SELECT 1 FROM pg_locks WHERE NOT granted"))[0])
+
+
 def schema_of(*scripts: str) -> list[Migration]:
     """Migrations that make these tables."""
     return [
