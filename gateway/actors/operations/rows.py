@@ -203,12 +203,15 @@ def free_authorizations(owner: Owner) -> Statement:
 
 
 def resettle(owner: Owner, *, receipt_json: str, settled: Settled) -> Statement:
-    """Return the statement that records another transaction for a receipted operation, after a reorganisation."""
+    """Return the statement that records another transaction for a receipted operation, after a reorganisation.
+
+    One that the operator has written off stays so: the books have taken its revenue back.
+    """
     return Statement(
         """
         UPDATE operations SET receipt = :receipt, transaction_hash = :transaction_hash, block_number = :block_number,
             block_hash = :block_hash, settlement = 'settled', failure_code = NULL, failure_detail = NULL
-        WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted'
+        WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted' AND settlement <> 'not_settled'
         """,
         {"operation_id": owner.operation_id, "epoch": owner.epoch, "receipt": receipt_json, **block_columns(settled)},
         rows=1,
@@ -220,7 +223,7 @@ def alarm(owner: Owner, *, failure_code: str, failure_detail: str) -> Statement:
     return Statement(
         """
         UPDATE operations SET failure_code = :failure_code, failure_detail = :failure_detail, settlement = 'unknown'
-        WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted'
+        WHERE operation_id = :operation_id AND epoch = :epoch AND state = 'receipted' AND settlement = 'settled'
         """,
         {
             "operation_id": owner.operation_id,

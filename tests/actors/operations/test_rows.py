@@ -59,6 +59,21 @@ async def test_an_end_is_not_undone(scene: Scene, autojump_clock: MockClock, nam
         assert await node.only("state", "settlement") == ("receipted", "settled")
 
 
+@pytest.mark.parametrize("name", ENDED_ONLY)
+async def test_what_the_operator_has_written_off_is_not_touched_by_who_still_watches_it(
+    scene: Scene, autojump_clock: MockClock, name: str
+) -> None:
+    async with scene.node() as node:
+        owner = await owner_of(node)
+        await node.store.commit(rows.alarm(owner, failure_code="operator_needed", failure_detail="x"))
+        written_off = rows.unpaid(owner, state=State.RECEIPTED, settlement="not_settled", why="x", now=1)
+        await node.store.commit(written_off)
+        with pytest.raises(Conflict):
+            await node.store.commit(STEPS[name](owner))
+        assert await node.only("settlement", "failure_code") == ("not_settled", "settlement_failed")
+        await node.store.commit(Statement("UPDATE operations SET settlement = 'settled'"))  # as the books say
+
+
 async def test_a_history_is_told_once(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.node() as node:
         owner = await owner_of(node)
