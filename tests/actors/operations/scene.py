@@ -30,7 +30,7 @@ from gateway.actors.operations import (
 )
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.payment import Payment
-from gateway.actors.runtime import Inbox, Letter, Ref, Runtime, open_runtime
+from gateway.actors.runtime import Event, Inbox, Letter, Ref, Runtime, open_runtime
 from gateway.actors.settlement import (
     ChainUnavailable,
     Look,
@@ -478,7 +478,8 @@ class Scene:
     folder: Path
     chain: Chain = attrs.field(init=False)
     executor: Executor = attrs.field(factory=Executor)
-    nodes: int = 0
+    crashes: list[Event] = attrs.field(factory=list)
+    """Of actors."""
 
     def __attrs_post_init__(self) -> None:
         self.chain = Chain(lambda: self.clock_ms() / 1000)
@@ -489,6 +490,10 @@ class Scene:
 
     def clock_ms(self) -> int:
         return START_MS + int(trio.current_time() * 1000)
+
+    def observe(self, event: Event) -> None:
+        if event.cause is not None:
+            self.crashes.append(event)
 
     @asynccontextmanager
     async def node(
@@ -505,7 +510,10 @@ class Scene:
         **changes: Any,
     ) -> AsyncIterator[Node]:
         """Run a node on this store.  With `grace=0` leaving the block is a crash: nothing comes to its end."""
-        async with open_runtime(grace=grace) as runtime, open_sqlite(runtime, self.path, run=inline) as real:
+        async with (
+            open_runtime(observe=self.observe, grace=grace) as runtime,
+            open_sqlite(runtime, self.path, run=inline) as real,
+        ):
             store = FaultyStore(real, shared=shared)
             store.commits.extend(store_faults)
             yield await self._start(runtime, store, limits, sells, table, structure, hold, changes)
@@ -524,7 +532,7 @@ class Scene:
         """Run a second node on the store of a first one that shares it; its lease ends with the block."""
         await self.lease(first, name, alive=True)
         store = FaultyStore(first.store.real, node=name, shared=True)
-        async with open_runtime(grace=grace) as runtime:
+        async with open_runtime(observe=self.observe, grace=grace) as runtime:
             yield await self._start(runtime, store, limits, True, TABLE, structure, hold, {"node": name, **changes})
         await self.lease(first, name, alive=False)
 
@@ -599,6 +607,7 @@ class Scene:
         async with open_runtime(grace=0) as runtime, open_sqlite(runtime, self.path, run=inline) as store:
             await self._check_ledger(store)
             await self._check_operations(store)
+            await self._check_histories(store)
         assert all(count <= 1 for count in self.chain.transfers.values()), "an authorization has paid twice"
 
     async def _check_ledger(self, store: SqliteStore) -> None:
@@ -637,3 +646,12 @@ class Scene:
             " GROUP BY nonce HAVING COUNT(*) > 1"
         )
         assert doubles == []
+
+    async def _check_histories(self, store: SqliteStore) -> None:
+        kept: dict[Value, bool] = {}
+        for operation_id, state, note in await store.fetch(
+            "SELECT operation_id, state, note FROM operation_events ORDER BY operation_id, step"
+        ):
+            if state == "claimed" and not str(note).startswith("attempt "):
+                assert not kept.get(operation_id), "what was kept was begun anew"
+            kept[operation_id] = state == "executed" or (state == "settling" and kept.get(operation_id, False))
