@@ -322,11 +322,17 @@ class StoryOfTwo(Story):
         while not self.over:
             await trio.sleep(self.chance.uniform(0.1, 5))
             name = self.chance.choice(["node-1", "node-2"])
-            if self.node is not None and (name == "node-1" or self.other is not None):
-                await self.scene.lease(self.node, name, alive=False)
+            if await self.leased(name, alive=False):
                 await trio.sleep(self.chance.choice([0.1, 1, 8, 8]))
-                if self.node is not None and (name == "node-1" or self.other is not None):
-                    await self.scene.lease(self.node, name, alive=True)
+                await self.leased(name, alive=True)
+
+    async def leased(self, name: str, *, alive: bool) -> bool:
+        """Give a node that runs its lease, or take it; False where there is none of that name."""
+        store = self.node
+        if store is None or (name == "node-2" and self.other is None):
+            return False
+        await self.scene.lease(store, name, alive=alive)
+        return True
 
 
 def play(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Story] = Story) -> None:
