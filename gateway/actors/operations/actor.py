@@ -14,16 +14,17 @@ import structlog
 import trio
 from ulid import ULID
 
-from gateway.actors.leases import Duty, Held, Hold, alone
+from gateway.actors.leases import Held, Hold, alone
 from gateway.actors.operations import rows
 from gateway.actors.operations.claiming import claim
+from gateway.actors.operations.duties import attempt, keep_up, within
 from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending, plain_output
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
 from gateway.actors.operations.live import live
 from gateway.actors.operations.order import Elsewhere, Exposure, Join, Order, Resolve, Submit
-from gateway.actors.operations.recovery import Unrecoverable, recover
+from gateway.actors.operations.recovery import Unrecoverable, openable, recover
 from gateway.actors.operations.reorg import Watch
 from gateway.actors.operations.resolution import resolve
 from gateway.actors.operations.waiting import own
@@ -39,7 +40,6 @@ from gateway.errors import (
     StoreUnavailable,
 )
 from gateway.registry.operation import Operation
-from gateway.registry.sealing import KeyMissing, SealBroken
 
 log = structlog.get_logger(__name__)
 
@@ -289,7 +289,7 @@ class Desk:
         around, operation_id = self.around, row.operation_id
         owner = rows.Owner(operation_id, around.node, row.epoch + 1)
         self.rest(operation_id, RECONCILE_EVERY_S)
-        if around.store.shared and not self.can_open(row):
+        if around.store.shared and not openable(row, around.seal):
             log.error("node_key_missing", operation_id=operation_id, remedy="copy the node keys of the other nodes")
             self.rest(operation_id, REST_AT_MOST_S)
             return
@@ -317,44 +317,9 @@ class Desk:
         self.lives[operation_id] = life
         self.nursery.start_soon(self.carry, life, first)
 
-    def can_open(self, row: rows.OpenRow) -> bool:
-        """Return False where only a node with another node key can carry the operation on."""
-        try:
-            for wrapped in (row.node_wrap, row.sealed_payment):
-                if wrapped:
-                    self.around.seal.unwrap(row.operation_id, wrapped)
-        except KeyMissing:
-            return False
-        except SealBroken:
-            return True
-        return True
-
     def rest(self, operation_id: str, seconds: float) -> None:
         """Leave an open operation alone for a while: longer each time that living it has crashed."""
         self.resting[operation_id] = trio.current_time() + min(seconds, REST_AT_MOST_S)
-
-    async def keep_up(self, every_s: float, *duties: Callable[[], Any]) -> None:
-        """Do some duties again and again until the node drains; what the store does not take is done later."""
-        put_off: frozenset[str] = frozenset()
-        while not self.around.draining.is_set():
-            with trio.move_on_after(every_s):
-                await self.around.draining.wait()
-                return
-            put_off = await self.attempt(*duties, put_off=put_off)
-
-    async def attempt(self, *duties: Callable[[], Any], put_off: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Do each duty once; return those that the store put off, which are told unless they were before."""
-        failed = set()
-        for duty in duties:
-            try:
-                await duty()
-            except StoreUnavailable as error:
-                failed.add(duty.__name__)
-                if duty.__name__ not in put_off:
-                    log.warning("duty_put_off", duty=duty.__name__, error=error.detail)
-            except Exception as error:
-                log.exception("duty_failed", duty=duty.__name__, error=repr(error))
-        return frozenset(failed)
 
     async def watch_settled(self, held: Held) -> None:
         """Watch what settled on all nodes, while this one holds the lease for it.
@@ -363,8 +328,8 @@ class Desk:
         """
         del held
         try:
-            await self.attempt(self.watch.load)
-            await self.keep_up(RECONCILE_EVERY_S, self.watch.load, self.watch.check)
+            await attempt(self.watch.load)
+            await keep_up(self.around.draining, RECONCILE_EVERY_S, self.watch.load, self.watch.check)
         finally:
             self.watch.leave()
 
@@ -423,11 +388,11 @@ async def operations(
         )
         await desk.reconcile()
         if around.store.shared:
-            nursery.start_soon(desk.keep_up, ELSEWHERE_EVERY_S, desk.look_elsewhere)
+            nursery.start_soon(keep_up, around.draining, ELSEWHERE_EVERY_S, desk.look_elsewhere)
         reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
-        nursery.start_soon(desk.keep_up, reconcile_every_s, desk.reconcile, desk.forget)
+        nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.reconcile, desk.forget)
         watching = trio.CancelScope()
-        nursery.start_soon(_within, watching, hold, "reorganisations", desk.watch_settled)
+        nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
         inbox.ready()
         async for letter in inbox:
             message = letter.message
@@ -442,8 +407,3 @@ async def operations(
                     nursery.start_soon(desk.resolve, letter)
         around.draining.set()
         watching.cancel()
-
-
-async def _within(scope: trio.CancelScope, hold: Hold, name: str, duty: Duty) -> None:
-    with scope:
-        await hold(name, duty)

@@ -16,7 +16,7 @@ from gateway.actors.store import Statement
 from gateway.errors import ExecutionFailed, ExecutionReconciliation, GatewayError, OperatorNeeded
 from gateway.registry.execution import Served
 from gateway.registry.operation import Operation
-from gateway.registry.sealing import SealBroken, unseal
+from gateway.registry.sealing import KeyMissing, NodeSeal, SealBroken, unseal
 
 TRIES = 8
 """How often one attempt is taken on before its execution counts as what crashes the node."""
@@ -54,6 +54,19 @@ class Unrecoverable(Exception):
             now=now,
         )
         return [step, *freed, *rows.happenings(owner, told + 1, [rows.Happening(state, now, self.why)])]
+
+
+def openable(row: rows.OpenRow, seal: NodeSeal) -> bool:
+    """Return False where only a node with another node key can carry the operation on."""
+    try:
+        for wrapped in (row.node_wrap, row.sealed_payment):
+            if wrapped:
+                seal.unwrap(row.operation_id, wrapped)
+    except KeyMissing:
+        return False
+    except SealBroken:
+        return True
+    return True
 
 
 def recover(
