@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import cattrs
@@ -127,6 +127,41 @@ class SearchSection:
 
 
 @attrs.frozen
+class ModelRouteSection:
+    """`[[ai.route]]`: one way to a model of the catalog.
+
+    `billed` says whether each call of it costs the operator (None: it does where a key is configured); `canary` whether
+    it may be proved by a call of at most 16 tokens now and then (None: where that costs nothing).
+    """
+
+    model: str
+    kind: str
+    base_url: str = ""
+    upstream_model: str = ""
+    key_file: str = ""
+    name: str = ""
+    billed: bool | None = None
+    canary: bool | None = None
+    simulated: bool = False
+
+
+@attrs.frozen
+class AiSection:
+    """`[ai]`: routes to models, those of one model in the order they are asked, and the embedded model.
+
+    `margin_percent` is what the price of `ai.execute` is of the catalog's rates.
+    """
+
+    route: tuple[ModelRouteSection, ...] = ()
+    embedded: bool = True
+    embedded_threads: int = 1
+    embedded_memory_mib: int = 1024
+    probe_interval_s: int = 15
+    canary_interval_s: int = 3600
+    margin_percent: int = 100
+
+
+@attrs.frozen
 class Configuration:
     """The whole configuration, checked."""
 
@@ -135,6 +170,7 @@ class Configuration:
     payment: PaymentSection = attrs.field(factory=PaymentSection)
     quota: QuotaSection = attrs.field(factory=QuotaSection)
     search: SearchSection = attrs.field(factory=SearchSection)
+    ai: AiSection = attrs.field(factory=AiSection)
     source: str = "defaults"
 
     @property
@@ -181,6 +217,7 @@ def shown_url(url: str) -> str:
     return without_secrets(url)
 
 
+TABLES = (tuple[SearchAdapterSection, ...], tuple[ModelRouteSection, ...])
 SECTIONS = {field.name for field in attrs.fields(Configuration)} - {"source"}
 
 
@@ -238,7 +275,7 @@ def _anchor(tree: dict[str, Any], directory: Path) -> None:
     def anchored(value: Any) -> Any:
         return str(directory / Path(value).expanduser()) if isinstance(value, str) and value else value
 
-    node, store, search = (tree.get(name) for name in ("node", "store", "search"))
+    node, store, search, ai = (tree.get(name) for name in ("node", "store", "search", "ai"))
     if isinstance(node, dict):
         for name in node.keys() & {"data_dir", "keys_dir", "operator_token_file"}:
             node[name] = anchored(node[name])
@@ -249,9 +286,11 @@ def _anchor(tree: dict[str, Any], directory: Path) -> None:
         if isinstance(url, str) and url.startswith(SQLITE) and not url.startswith(SQLITE + "{data_dir}"):
             store["url"] = SQLITE + anchored(url.removeprefix(SQLITE))
     adapters = search.get("adapter") if isinstance(search, dict) else None
-    for adapter in adapters if isinstance(adapters, list) else []:
-        if isinstance(adapter, dict) and "key_file" in adapter:
-            adapter["key_file"] = anchored(adapter["key_file"])
+    routes = ai.get("route") if isinstance(ai, dict) else None
+    for listed in (adapters, routes):
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and "key_file" in each:
+                each["key_file"] = anchored(each["key_file"])
 
 
 def _overlay(environment: Mapping[str, str]) -> list[tuple[str, str, str, Any]]:
@@ -316,13 +355,19 @@ def _converter() -> cattrs.Converter:
             raise TypeError("must be a list of strings")
         return tuple(value)
 
-    def adapters(value: Any, _: Any) -> tuple[SearchAdapterSection, ...]:
+    def tables(value: Any, kind: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise TypeError("must be a list of tables")
-        return tuple(converter.structure(value, list[SearchAdapterSection]))
+        return tuple(converter.structure(value, list[get_args(kind)[0]]))  # type: ignore[misc]  # the item's class
+
+    def flag(value: Any, _: Any) -> bool | None:
+        if not isinstance(value, bool):
+            raise TypeError(f"must be bool, not {type(value).__name__}")
+        return value
 
     converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], texts)
-    converter.register_structure_hook_func(lambda kind: kind == tuple[SearchAdapterSection, ...], adapters)
+    converter.register_structure_hook_func(lambda kind: kind in TABLES, tables)
+    converter.register_structure_hook_func(lambda kind: kind == bool | None, flag)
     return converter
 
 

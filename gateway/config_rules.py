@@ -24,6 +24,9 @@ POSTGRESQL = ("postgresql://", "postgres://")
 MOST_READERS = 64
 LEASE_MS = (500, 60_000)
 LONGEST_CONNECT_S, LONGEST_STATEMENT_S = 60, 600
+ROUTE_KINDS = ("openai", "anthropic", "gemini", "embedded")
+ROUTE_NAME = re.compile(r"[A-Za-z0-9._/-]{1,96}\Z")
+LEAST_MODEL_MIB = 512
 QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -144,6 +147,15 @@ def _other_rules(configuration: Configuration) -> Iterator[Rule]:
     for index, network in enumerate(quota.trusted_proxies):
         yield _is_network(network), f"/quota/trusted_proxies/{index}", "must be an IP address or network"
     yield configuration.search.probe_interval_s > 0, "/search/probe_interval_s", "must be positive"
+    ai = configuration.ai
+    for name in ("probe_interval_s", "canary_interval_s", "margin_percent", "embedded_threads"):
+        yield getattr(ai, name) > 0, f"/ai/{name}", "must be positive"
+    yield ai.embedded_memory_mib >= LEAST_MODEL_MIB, "/ai/embedded_memory_mib", f"must be at least {LEAST_MODEL_MIB}"
+    for index, route in enumerate(ai.route):
+        at = f"/ai/route/{index}"
+        yield route.kind in ROUTE_KINDS, f"{at}/kind", f"must be one of {', '.join(ROUTE_KINDS)}"
+        yield not route.base_url or bool(URL.match(route.base_url)), f"{at}/base_url", "must be an http(s) URL"
+        yield not route.name or bool(ROUTE_NAME.match(route.name)), f"{at}/name", "must be 1 to 96 of A-Za-z0-9._/-"
 
 
 def _is_listen(address: str) -> bool:

@@ -160,6 +160,34 @@ class ModelNotFound(GatewayError):
     next = "Choose an id of `GET /v1/models`."
 
 
+class UnsupportedParameter(GatewayError):
+    """A member of the request asks for something that is not offered here, and would change the result; see `param`."""
+
+    code, status, title = "unsupported_parameter", 400, "Unsupported parameter"
+    next = "Leave out the parameter named in `param`."
+
+
+class ContextLengthExceeded(GatewayError):
+    """The messages and the answer asked for do not fit into the model's context window."""
+
+    code, status, title = "context_length_exceeded", 400, "The model's context is too short"
+    next = "Send shorter messages, or ask for fewer output tokens."
+
+
+class RequestTooLarge(GatewayError):
+    """The price of the request is over the operation's published maximum; it is never clamped."""
+
+    code, status, title = "request_too_large", 400, "The request is too large to be sold"
+    next = "Send shorter messages, or ask for fewer output tokens."
+
+
+class FundingMismatch(GatewayError):
+    """`x-gateway-funding` asks for another funding than the model has."""
+
+    code, status, title = "funding_mismatch", 400, "The model is not funded that way"
+    next = "Leave out `x-gateway-funding`, or choose a model that is funded so."
+
+
 # -- 402: pay, or pay correctly; every one of these carries a fresh challenge ------------------------------------------
 
 
@@ -458,12 +486,27 @@ class ExecutionFailed(GatewayError):
     next = "Nothing was charged. The same request, key and payment may be sent again."
 
 
+class ExecutionCancelled(GatewayError):
+    """The caller of a free call left before its answer; the call was stopped."""
+
+    code, status, title = "execution_cancelled", 503, "The execution was stopped"
+    retryable = True
+    next = "Send the same request with the same key again."
+
+
 class OperationUnavailable(GatewayError):
     """Nothing qualified can serve this operation now."""
 
     code, status, title = "operation_unavailable", 503, "The operation is unavailable"
     retryable = True
     next = "Nothing was charged. Send the same request again after `Retry-After`."
+
+
+class ModelUnavailable(OperationUnavailable):
+    """The catalog has the model, and no qualified route to it now; it is never replaced by another model."""
+
+    code, title = "model_unavailable", "The model is unavailable"
+    next = "Nothing was charged. Send the same request again after `Retry-After`, or choose an available model."
 
 
 class CapabilityUnavailable(GatewayError):
