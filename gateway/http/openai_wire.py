@@ -76,7 +76,8 @@ def _message(failure: GatewayError) -> str:
     if failure.errors and failure.code == InvalidRequest.code:
         told = [_fault(member(each.pointer), each.detail) for each in failure.errors[:TOLD]]
         left = len(failure.errors) - TOLD
-        return "; ".join(told) + (f"; and {left} more" if left > 0 else "")
+        faults = "; ".join(told) + (f"; and {left} more" if left > 0 else "")
+        return faults if failure.detail == failure.errors[0].detail else f"{failure.detail} {faults}"
     price = failure.extra.get("price")
     if failure.status == 402 and price:
         return f"{failure.detail}: {price['usd']} USD. {failure.next}"

@@ -106,10 +106,17 @@ def test_a_pointer_is_told_as_openai_names_parameters(pointer: str, name: str | 
 
 def test_the_message_of_an_invalid_request_tells_its_first_faults() -> None:
     faults = [Violation("", "Idempotency-Key is short"), *(Violation(f"/{name}", "is required") for name in "abc")]
-    told = error_of(errors.InvalidRequest("The request has 4 faults, told in `errors`.", errors=faults))
-    assert told["message"] == "Idempotency-Key is short; a: is required; b: is required; and 1 more"
+    told = error_of(errors.InvalidRequest("The request has 4 faults.", errors=faults))
+    assert told["message"] == (
+        "The request has 4 faults. Idempotency-Key is short; a: is required; b: is required; and 1 more"
+    )
     assert told["param"] == "a"
     assert told["code"] == "invalid_request"
+
+
+def test_a_lone_fault_is_told_once() -> None:
+    failure = errors.InvalidRequest("at most 1024", errors=[Violation("/max_tokens", "at most 1024")])
+    assert error_of(failure)["message"] == "max_tokens: at most 1024"
 
 
 def test_a_particular_problem_keeps_its_own_words() -> None:
