@@ -1,0 +1,327 @@
+"""The AI family: admits what a proven route can answer, and answers it over the first that does.
+
+One call asks routes to one canonical id only, and none again: an upstream may bill what it failed to deliver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+
+from gateway.actors.prober import Route
+from gateway.actors.runtime import ActorError
+from gateway.errors import CapacityExhausted, ExecutionFailed
+from gateway.registry.ai.adapter import Completion, ModelFailed, ModelRoute
+from gateway.registry.ai.catalog import Catalog
+from gateway.registry.ai.choice import Choice, choose
+from gateway.registry.ai.output import Answered, chat_completion, executed, own_usage
+from gateway.registry.ai.prompt import AiRequest, Prompt
+from gateway.registry.execution import Served, Work
+from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed, UpstreamTimeout
+from gateway.registry.qualification import Evidence, Finding, Outcome, Proofs, Rules, State
+from gateway.registry.search.output import Asset
+
+CHAT = "chat.completions"
+ATTEMPTS = 3
+SHORTEST_ATTEMPT_S = 1.0
+FAIR_TRIAL_S = 10.0
+"""A time-out after less than this says nothing of a route: the rest of somebody's deadline was short."""
+LAST_WORD_S = 0.5
+"""What is left of the deadline for telling of a failure."""
+EMBEDDED_SLOTS = 2
+EMBEDDED_QUEUE = 6
+"""Calls that may wait for the embedded model: more would not be answered within their deadline."""
+PROOF_VERSION = 1
+"""One more whenever `prove` or an adapter judges the same answers differently: releases then do not share findings."""
+
+
+class Call(Protocol):
+    """Makes an `HttpCall`; raises `UpstreamFailed`."""
+
+    def __call__(self, call: HttpCall, *, stops: bool = False) -> Awaitable[HttpAnswer]:
+        """Make the call; with `stops`, an asker that is cancelled takes the exchange with it."""
+        ...
+
+
+@attrs.frozen
+class Attempt:
+    """One route asked once.  `counts` is False where the outcome says nothing of the route."""
+
+    route: ModelRoute
+    outcome: str
+    ms: int
+    sent: bool = True
+    counts: bool = True
+
+
+@attrs.define(eq=False)
+class _Slots:
+    """The slots of the embedded model: a call beyond those that may wait is refused at once."""
+
+    free: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(EMBEDDED_SLOTS))
+
+    def admit(self) -> None:
+        if self.free.statistics().tasks_waiting >= EMBEDDED_QUEUE:
+            raise _no_slot()
+
+    async def take(self, until: float) -> None:
+        """Wait for a slot, on trio's clock at most `until`; raises `CapacityExhausted`."""
+        self.admit()
+        with trio.move_on_at(until):
+            await self.free.acquire()
+            return
+        raise _no_slot()
+
+
+def _no_slot() -> CapacityExhausted:
+    told = "The embedded model has as many calls as it can answer in time."
+    return CapacityExhausted(told, retry_after=5.0, extra={"reason": "embedded_model_busy"})
+
+
+@attrs.frozen
+class AiFamily:
+    """Executor of `ai.execute` and `chat.completions`.
+
+    Attributes:
+        catalog: what the ids mean.
+        routes: in the operator's order (`registry.ai.adapters.build`).
+        proofs: what the prober publishes.
+        call: makes an `HttpCall`.
+        report: takes the outcome of every real call; must not block.
+        utc: wall clock.
+        asset: what costs are stated in.
+    """
+
+    catalog: Catalog
+    routes: Sequence[ModelRoute]
+    proofs: Proofs
+    call: Call
+    report: Callable[[Outcome], None]
+    utc: Callable[[], datetime]
+    asset: Asset = attrs.field(factory=Asset)
+    _slots: _Slots = attrs.field(factory=_Slots, init=False)
+
+    def admit(self, operation: str, request: AiRequest) -> None:  # noqa: ARG002 - both operations ask the same routes
+        """Return if a proven route can answer `request`.
+
+        Raises `ModelUnavailable`, `CapabilityUnavailable`, or `CapacityExhausted` where the embedded model is all there
+        is and has its hands full.
+        """
+        candidates = self._choose(request.prompt).candidates
+        if all(_embedded(route) for route, _ in candidates):
+            self._slots.admit()
+
+    def budget(self, operation: str, request: AiRequest) -> str | None:  # noqa: ARG002 - same
+        """Return the daily budget of the route that a free call would go over first, if it bills; see `admit`."""
+        prompt = request.prompt
+        if self._paid(prompt):
+            return None
+        return self._choose(prompt).candidates[0][0].budget
+
+    async def execute(self, work: Work) -> Served:
+        """Ask the routes in turn until one answers.
+
+        Raises `ExecutionFailed` when none does, its `extra["reason"]` that of the last one and `extra["attempts"]`
+        telling of each; `CapacityExhausted` when the embedded model has no slot to the end.
+        """
+        request: AiRequest = work.request
+        prompt = request.prompt
+        choice = self._choose(prompt)
+        attempts: list[Attempt] = []
+        failure: ExecutionFailed | CapacityExhausted = ExecutionFailed(
+            "No time was left to ask a model.", extra={"reason": "deadline"}
+        )
+        candidates = self._affordable(prompt, choice)
+        for turn, (route, evidence) in enumerate(candidates):
+            left = work.deadline - LAST_WORD_S - trio.current_time()
+            within = left / (len(candidates) - turn)
+            if within < SHORTEST_ATTEMPT_S:
+                break
+            started = trio.current_time()
+            try:
+                completion = await self._ask(route, prompt, within)
+            except CapacityExhausted as full:
+                attempts.append(Attempt(route, "no_slot", _ms_since(started), sent=False, counts=False))
+                failure = full
+            except UpstreamFailed as problem:
+                attempts.append(_unanswered(route, problem, started))
+                failure = _told(attempts[-1], problem)
+            except ModelFailed as problem:
+                attempts.append(Attempt(route, problem.reason, _ms_since(started), counts=problem.counts))
+                failure = _told(attempts[-1], problem)
+                if not problem.counts:
+                    break  # it is the prompt, and no other route to the same model would say otherwise
+            else:
+                attempts.append(Attempt(route, "served", _ms_since(started)))
+                self._count(attempts[-1])
+                return self._served(work, completion, evidence, attempts, fallback=route.route_id != choice.preferred)
+            self._count(attempts[-1])
+        failure.extra["attempts"] = _shown(attempts)
+        raise failure
+
+    def _choose(self, prompt: Prompt) -> Choice:
+        return choose(self.catalog, self.routes, prompt, self.proofs.of)
+
+    def _paid(self, prompt: Prompt) -> bool:
+        model = self.catalog.get(prompt.model)
+        return model is not None and model.billing == "paid"
+
+    def _affordable(self, prompt: Prompt, choice: Choice) -> Sequence[tuple[ModelRoute, Evidence]]:
+        """Return the candidates that are asked in turn: a free call has the budget of the first one only."""
+        first, *others = choice.candidates
+        if not self._paid(prompt):
+            others = [each for each in others if not each[0].billed]
+        return (first, *others)[:ATTEMPTS]
+
+    async def _ask(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
+        if not _embedded(route):
+            return await self._complete(route, prompt, within)
+        until = trio.current_time() + within
+        await self._slots.take(until - SHORTEST_ATTEMPT_S)
+        try:
+            return await self._complete(route, prompt, until - trio.current_time())
+        finally:
+            self._slots.free.release()
+
+    async def _complete(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
+        planned = route.adapter.plan(prompt, timeout_s=within)
+        with trio.move_on_after(within):
+            return route.adapter.read(prompt, await self.call(planned, stops=True))
+        raise UpstreamTimeout(f"{route.route_id}: no answer after {within:.1f} s")
+
+    def _count(self, attempt: Attempt) -> None:
+        if attempt.counts:
+            ok = attempt.outcome == "served"
+            reason = None if ok else attempt.outcome
+            self.report(Outcome(attempt.route.route_id, ok, reason, attempt.ms if attempt.sent else None))
+
+    def _served(
+        self,
+        work: Work,
+        completion: Completion,
+        evidence: Evidence,
+        attempts: Sequence[Attempt],
+        *,
+        fallback: bool,
+    ) -> Served:
+        *before, serving = attempts
+        answered = Answered(
+            operation_id=work.operation_id,
+            model=work.request.prompt.model,
+            completion=completion,
+            route=serving.route,
+            qualification=evidence.qualification_id or "",
+            at=self.utc(),
+            asset=self.asset,
+            degraded=evidence.state is State.DEGRADED,
+            fallback=fallback,
+            lost=any(each.route.billed and each.sent for each in before),
+        )
+        output = chat_completion(answered) if work.operation == CHAT else executed(answered)
+        usage = own_usage(completion.usage)
+        return Served(
+            output=output,
+            execution={
+                "usage": usage,
+                "usageReported": usage is not None,
+                "finishReason": completion.finish_reason,
+                "attempts": _shown(attempts),
+            },
+        )
+
+
+def ai_routes(routes: Sequence[ModelRoute], call: Call, rules: Rules | None = None) -> tuple[Route, ...]:
+    """Return what the prober has to prove, by `rules`: every route, by a billed canary where the operator allows it."""
+    return tuple(
+        Route(
+            each.route_id,
+            partial(prove, each, call),
+            settings_of(each),
+            rules=rules,
+            canary=partial(try_out, each, call) if each.canary else None,
+        )
+        for each in routes
+    )
+
+
+def settings_of(route: ModelRoute) -> str | None:
+    """Return a fingerprint of what the proof of a route depends on: the calls that prove it, keys and all.
+
+    None where every node has to look itself: at a model inside the node or on its own host, and at its own
+    configuration.
+    """
+    if _embedded(route):
+        return None
+    calls = [*route.adapter.probe_calls(), *([route.adapter.canary()] if route.canary else [])]
+    if not calls or any(on_this_host(call.url) for call in calls):
+        return None
+    asked = [attrs.asdict(call) | {"content": call.content.hex()} for call in calls]
+    text = json.dumps([PROOF_VERSION, route.adapter.kind, route.adapter.upstream_model, asked], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def on_this_host(url: str) -> bool:
+    """Return True if an address is this host's own."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+async def prove(route: ModelRoute, call: Call) -> Finding:
+    """Prove a route by its unbilled calls, or by its configuration where it has none."""
+    answers = []
+    for each in route.adapter.probe_calls():
+        try:
+            answers.append(await call(each, stops=True))
+        except UpstreamFailed as problem:
+            return Finding(ok=False, reason=problem.reason)
+    return route.adapter.read_probe(answers)
+
+
+async def try_out(route: ModelRoute, call: Call) -> Finding:
+    """Prove a route by a real call, which may be billed."""
+    try:
+        return route.adapter.read_canary(await call(route.adapter.canary(), stops=True))
+    except UpstreamFailed as problem:
+        return Finding(ok=False, reason=problem.reason)
+
+
+def _embedded(route: ModelRoute) -> bool:
+    return route.adapter.kind == "embedded"
+
+
+def _unanswered(route: ModelRoute, problem: UpstreamFailed, started: float) -> Attempt:
+    if isinstance(problem.__cause__, ActorError):  # this node's own queue, not the upstream
+        reason = problem.reason if problem.sent else "node_overloaded"
+        return Attempt(route, reason, _ms_since(started), sent=problem.sent, counts=False)
+    short = isinstance(problem, UpstreamTimeout) and trio.current_time() - started < FAIR_TRIAL_S
+    return Attempt(route, problem.reason, _ms_since(started), sent=problem.sent, counts=not short)
+
+
+def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> ExecutionFailed:
+    told = ExecutionFailed(
+        f"{attempt.route.model}: {attempt.outcome.replace('_', ' ')}",
+        retry_after=problem.retry_after if isinstance(problem, ModelFailed) else None,
+        extra={"reason": attempt.outcome},
+    )
+    told.__cause__ = problem
+    return told
+
+
+def _shown(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    return [{"route": each.route.route_id, "outcome": each.outcome, "ms": each.ms} for each in attempts]
+
+
+def _ms_since(started: float) -> int:
+    return round((trio.current_time() - started) * 1000)
