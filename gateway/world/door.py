@@ -49,12 +49,27 @@ class Reply:
         return cls(status, orjson.dumps(value), headers=headers)
 
 
+def _unheard() -> None:
+    pass
+
+
 @attrs.frozen
 class Silence:
-    """Nothing is sent; the connection ends when the peer leaves, or after `SILENCE_S`."""
+    """Nothing is sent; the connection ends when the peer leaves, which is told to `left`, or after `SILENCE_S`."""
+
+    left: Callable[[], None] = _unheard
 
 
-Answerer = Callable[[Call], Awaitable[Reply | Silence]]
+@attrs.frozen
+class Late:
+    """A reply that is sent after `after_s` seconds, unless the peer leaves before, which is told to `left`."""
+
+    reply: Reply
+    after_s: float
+    left: Callable[[], None] = _unheard
+
+
+Answerer = Callable[[Call], Awaitable[Reply | Silence | Late]]
 
 
 def url_of(port: int, path: str = "") -> str:
@@ -126,10 +141,14 @@ class Door:
                 peer = h11.Connection(h11.SERVER)
                 while (call := await _read(peer, stream)) is not None:
                     answer = call if isinstance(call, Reply) else await self._answer(call)
+                    if isinstance(answer, Silence | Late):
+                        wait = SILENCE_S if isinstance(answer, Silence) else answer.after_s
+                        if await _leaves(peer, stream, wait):
+                            answer.left()
+                            return
                     if isinstance(answer, Silence):
-                        await _stay_silent(stream)
                         return
-                    await _write(peer, stream, answer)
+                    await _write(peer, stream, answer.reply if isinstance(answer, Late) else answer)
                     if peer.our_state is not h11.DONE or peer.their_state is not h11.DONE:
                         return
                     peer.start_next_cycle()
@@ -182,7 +201,17 @@ async def _write(peer: h11.Connection, stream: trio.SocketStream, reply: Reply) 
     await stream.send_all(b"".join(peer.send(part) or b"" for part in parts))
 
 
-async def _stay_silent(stream: trio.SocketStream) -> None:
-    with trio.move_on_after(SILENCE_S):
-        while await stream.receive_some(65536):
-            pass
+async def _leaves(peer: h11.Connection, stream: trio.SocketStream, within_s: float) -> bool:
+    """Wait for the peer to leave; what it sends meanwhile is kept for its next call."""
+    kept = 0
+    with trio.move_on_after(within_s):
+        try:
+            while kept <= MAX_BODY:
+                if not (early := await stream.receive_some(65536)):
+                    return True
+                kept += len(early)
+                peer.receive_data(early)
+        except trio.BrokenResourceError:
+            return True
+        await trio.sleep_forever()
+    return False

@@ -1,13 +1,13 @@
 """Everything that a node of the local world calls, on two local addresses: one that can be shut, one for all the rest.
 
 The facilitator has an address of its own, because `refuse` means that nobody listens there; the search engine, the
-chain's endpoint and the control of the faults share the other one: `/search-engine`, `/rpc/{chain}`, `/faults`.  The
-store, which nodes reach without us, is in the control only.
+models, the chain's endpoint and the control of the faults share the other one: `/search-engine`, `/ai`, `/rpc/{chain}`,
+`/faults`.  The store, which nodes reach without us, is in the control only.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
@@ -16,10 +16,11 @@ import httpx
 import orjson
 import trio
 
-from gateway.world import facilitator_faults, faults, search_engine
+from gateway.world import ai_upstream, facilitator_faults, faults, search_engine
+from gateway.world.ai_upstream import AiUpstream
 from gateway.world.chain_faults import ChainDoor
 from gateway.world.child import ChildFailed
-from gateway.world.door import Call, Door, Reply, Silence, url_of
+from gateway.world.door import Answerer, Call, Door, Late, Reply, Silence, url_of
 from gateway.world.facilitator_faults import FacilitatorDoor
 from gateway.world.faults import FaultRefused, Faults
 from gateway.world.search_engine import SearchEngine
@@ -35,17 +36,24 @@ class Upstreams:
 
     facilitator_url: str
     search_url: str
+    ai_url: str
     rpc_url: str
     faults_url: str
 
 
 @asynccontextmanager
 async def open_upstreams(
-    *, network: str, rpc_url: str, facilitator_url: str, port: int = 0, store: StoreServer | None = None
+    *,
+    network: str,
+    rpc_url: str,
+    facilitator_url: str,
+    ai_key: str,
+    port: int = 0,
+    store: StoreServer | None = None,
 ) -> AsyncIterator[Upstreams]:
     """Serve the upstreams of one chain; `rpc_url` and `facilitator_url` are the real ones behind the doors.
 
-    `store` is the server that the control may torment.
+    `ai_key` is what the models are asked with, `store` the server that the control may torment.
     """
     rpc_target = f"{faults.RPC}/{network}"
     state = Faults(
@@ -53,9 +61,14 @@ async def open_upstreams(
             faults.FACILITATOR: faults.FACILITATOR_MODES,
             rpc_target: faults.RPC_MODES,
             faults.SEARCH: faults.SEARCH_MODES,
+            faults.AI: faults.AI_MODES,
         }
         | ({faults.STORE: faults.STORE_MODES} if store else {}),
-        {faults.FACILITATOR: facilitator_faults.CALLS, faults.SEARCH: (search_engine.CALL,)},
+        {
+            faults.FACILITATOR: facilitator_faults.CALLS,
+            faults.SEARCH: (search_engine.CALL,),
+            faults.AI: ai_upstream.CALLS,
+        },
     )
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     async with (
@@ -64,15 +77,16 @@ async def open_upstreams(
     ):
         facilitator = Door(nursery, FacilitatorDoor(state, client, facilitator_url).answer)
         chain = ChainDoor(state, rpc_target, client, rpc_url)
-        rest = Door(
-            nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, Control(state, facilitator, store)), port
-        )
+        control = Control(state, facilitator, store)
+        under = {"search-engine": SearchEngine(state).answer, "ai": AiUpstream(state, ai_key).answer}
+        rest = Door(nursery, _routes(under, {f"/{rpc_target}": chain}, control), port)
         facilitator.open()
         rest.open()
         try:
             yield Upstreams(
                 facilitator_url=url_of(facilitator.port),
                 search_url=url_of(rest.port, "/search-engine"),
+                ai_url=url_of(rest.port, "/ai"),
                 rpc_url=url_of(rest.port, f"/{rpc_target}"),
                 faults_url=url_of(rest.port, "/faults"),
             )
@@ -83,7 +97,10 @@ async def open_upstreams(
 
 
 class Control:
-    """`GET /faults` tells what is in force and counted; `PUT /faults/{target}` with `{"mode": ...}` sets one mode."""
+    """`GET /faults` tells what is in force and counted; `PUT /faults/{target}` with `{"mode": ...}` sets one mode.
+
+    `latencyMs` beside the mode makes the answers of `ai` late.
+    """
 
     def __init__(self, state: Faults, facilitator: Door, store: StoreServer | None = None) -> None:
         self._faults = state
@@ -105,7 +122,8 @@ class Control:
     async def _put(self, target: str, body: bytes) -> Reply:
         try:
             asked = orjson.loads(body)
-            self._faults.set(target, asked.get("mode") if isinstance(asked, dict) else None)
+            asked = asked if isinstance(asked, dict) else {}
+            self._faults.set(target, asked.get("mode"), asked.get("latencyMs", 0))
         except orjson.JSONDecodeError as error:
             return Reply.json({"error": f'send {{"mode": "..."}}: {error}'}, 400)
         except FaultRefused as error:
@@ -122,17 +140,18 @@ class Control:
         return Reply.json(self._faults.state())
 
 
-def _routes(
-    search: SearchEngine, chains: dict[str, ChainDoor], control: Control
-) -> Callable[[Call], Awaitable[Reply | Silence]]:
-    async def answer(call: Call) -> Reply | Silence:
+def _routes(under: Mapping[str, Answerer], chains: Mapping[str, ChainDoor], control: Control) -> Answerer:
+    """Return who answers for all: `under` are those that have everything beneath the first part of a path."""
+
+    async def answer(call: Call) -> Reply | Silence | Late:
         path = unquote(call.path).rstrip("/")
-        if path == "/faults" or path.startswith("/faults/"):
+        first, _, rest = path.removeprefix("/").partition("/")
+        if first == "faults":
             return await control.answer(call)
         if path in chains:
             return await chains[path].answer(call)
-        if path.startswith("/search-engine/"):
-            return await search.answer(attrs.evolve(call, path=path.removeprefix("/search-engine")))
+        if rest and first in under:
+            return await under[first](attrs.evolve(call, path=f"/{rest}"))
         return Reply.json({"error": f"there is no {call.path}"}, 404)
 
     return answer

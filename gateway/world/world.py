@@ -1,8 +1,9 @@
-"""The local world in one piece: chain, token, facilitator, search engine, store and their faults, ready for nodes."""
+"""The local world in one piece: chain, token, facilitator, search engine, models, store and their faults."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,8 @@ from gateway.world.door import url_of
 from gateway.world.store import Store, open_store
 from gateway.world.upstreams import open_upstreams
 
+LUNA = ("openai/gpt-5.6-luna", "openai", "gpt-5.6-luna")
+"""What the nodes of a world sell: id in the catalog, format, the upstream's name of it."""
 FACILITATOR_START_S = 60.0
 FACILITATOR_MODULE = "gateway.world.facilitator"
 """Named, not imported: the SDK and web3 are that process's business."""
@@ -44,6 +47,8 @@ class World:
     node_rpc_url: str
     facilitator_url: str
     search_url: str
+    ai_url: str
+    ai_key_file: Path
     faults_url: str
     token: str
     payers: tuple[Account, ...]
@@ -82,7 +87,25 @@ class World:
                 "rpc_urls": [self.node_rpc_url],
             },
             "search": {"adapter": [{"kind": "searxng", "base_url": self.search_url, "simulated": True}]},
+            "ai": {"route": [self.ai_route(*LUNA)]},
         }
+
+    def ai_route(self, model: str, kind: str, upstream_model: str, **members: Any) -> dict[str, Any]:
+        """Return the configuration of a route to one of the simulated models, which cost nobody anything.
+
+        `members` stand beside the rest, or in place of them.
+        """
+        route = {
+            "model": model,
+            "kind": kind,
+            "base_url": self.ai_url,
+            "upstream_model": upstream_model,
+            "key_file": str(self.ai_key_file),
+            "simulated": True,
+            "billed": False,
+            "canary": False,
+        }
+        return route | members
 
     def node_config(self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1") -> Path:
         """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
@@ -103,6 +126,8 @@ async def open_world(
     `ToolUnavailable`, `StoreUnusable` or `ChildFailed`.
     """
     await trio.Path(directory).mkdir(parents=True, exist_ok=True)
+    ai_key, ai_key_file = f"sk-simulated-{secrets.token_hex(16)}", directory / "ai.key"
+    _write_secret(ai_key_file, ai_key)
     async with (
         open_store(store) as shared,
         open_chain(directory, block_time=block_time) as chain,
@@ -111,6 +136,7 @@ async def open_world(
             network=chains.NETWORK,
             rpc_url=chain.rpc_url,
             facilitator_url=facilitator,
+            ai_key=ai_key,
             port=port,
             store=shared.server if shared else None,
         ) as upstreams,
@@ -124,6 +150,8 @@ async def open_world(
             node_rpc_url=upstreams.rpc_url,
             facilitator_url=upstreams.facilitator_url,
             search_url=upstreams.search_url,
+            ai_url=upstreams.ai_url,
+            ai_key_file=ai_key_file,
             faults_url=upstreams.faults_url,
             token=token.ADDRESS,
             payers=chain.payers,
@@ -165,12 +193,16 @@ def world_in_thread(directory: Path, *, block_time: float | None = 1) -> Iterato
 @asynccontextmanager
 async def _open_facilitator(directory: Path, chain: Chain) -> AsyncIterator[str]:
     key_file = directory / "facilitator.key"
-    key_file.touch(mode=0o600)
-    key_file.write_text(chain.facilitator.private_key)
+    _write_secret(key_file, chain.facilitator.private_key)
     command = [sys.executable, "-P", "-m", FACILITATOR_MODULE, "--rpc", chain.rpc_url, "--key-file", str(key_file)]
     command += ["--network", chains.NETWORK]
     async with open_child("facilitator", command, log=directory / "facilitator.log", read=True) as child:
         yield url_of(await _port_of(child))
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(secret)
 
 
 async def _port_of(child: Child) -> int:

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from gateway.world import door as doors
-from gateway.world.door import Call, Door, Reply, Silence, url_of
+from gateway.world.door import Call, Door, Late, Reply, Silence, url_of
 
 
 @asynccontextmanager
@@ -111,3 +113,55 @@ async def test_nonsense_ends_the_connection() -> None:
         await stream.send_all(b"\x00\x01nonsense\r\n\r\n")
         with trio.fail_after(5):
             assert await stream.receive_some() == b""
+
+
+# -- answers that take their time --------------------------------------------------------------------------------------
+
+
+def slow(after_s: float, left: trio.Event) -> doors.Answerer:
+    async def answer(call: Call) -> Late | Silence:
+        if call.path == "/silence":
+            return Silence(left.set)
+        return Late(Reply.json({"path": call.path}), after_s, left.set)
+
+    return answer
+
+
+async def test_a_late_reply_comes_when_its_time_is_up() -> None:
+    left = trio.Event()
+    async with opened(slow(0.05, left)) as door, httpx.AsyncClient() as client:
+        began = trio.current_time()
+        assert (await client.get(url_of(door.port, "/a"))).json() == {"path": "/a"}
+        assert trio.current_time() - began >= 0.05
+        assert (await client.get(url_of(door.port, "/b"))).json() == {"path": "/b"}
+    assert not left.is_set()
+
+
+@pytest.mark.parametrize("path", ["/late", "/silence"])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_peer_that_leaves_before_its_answer_is_told(path: str, reset: bool) -> None:
+    left = trio.Event()
+    async with opened(slow(60, left)) as door:
+        stream = await trio.open_tcp_stream("127.0.0.1", door.port)
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        if reset:
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await stream.aclose()
+        with trio.fail_after(5):
+            await left.wait()
+
+
+async def test_what_a_peer_sends_before_a_late_reply_is_its_next_call() -> None:
+    left = trio.Event()
+    async with opened(slow(0.05, left)) as door:
+        async with await trio.open_tcp_stream("127.0.0.1", door.port) as stream:
+            await stream.send_all(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await stream.send_all(b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+            got = b""
+            with trio.fail_after(5):
+                while b"/b" not in got:
+                    got += await stream.receive_some()
+    assert got.index(b"/a") < got.index(b"/b")
+    assert not left.is_set()

@@ -2,22 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.world.faults import FACILITATOR_MODES, RPC_MODES, SEARCH_MODES, FaultRefused, Faults
+from gateway.world.faults import (
+    AI_MODES,
+    FACILITATOR_MODES,
+    MOST_LATENCY_MS,
+    RPC_MODES,
+    SEARCH_MODES,
+    FaultRefused,
+    Faults,
+)
 
 
 def made() -> Faults:
     return Faults(
-        {"facilitator": FACILITATOR_MODES, "rpc/eip155:8453": RPC_MODES, "search": SEARCH_MODES},
-        {"facilitator": ("verify", "settle"), "search": ("search",)},
+        {"facilitator": FACILITATOR_MODES, "rpc/eip155:8453": RPC_MODES, "search": SEARCH_MODES, "ai": AI_MODES},
+        {"facilitator": ("verify", "settle"), "search": ("search",), "ai": ("completions",)},
     )
 
 
 def test_everything_is_well_at_first() -> None:
     assert made().state() == {
-        "modes": {"facilitator": "ok", "rpc/eip155:8453": "ok", "search": "ok"},
+        "modes": {"facilitator": "ok", "rpc/eip155:8453": "ok", "search": "ok", "ai": "ok"},
         "facilitator": {"verify": 0, "settle": 0},
         "rpc": {"eip155:8453": {}},
         "search": {"search": 0},
+        "ai": {"completions": 0},
     }
 
 
@@ -48,4 +57,26 @@ def test_an_unknown_mode_is_refused_with_those_there_are(mode: object) -> None:
 def test_an_unknown_target_is_refused_with_those_there_are() -> None:
     with pytest.raises(FaultRefused) as refused:
         made().set("rpc", "ok")
-    assert refused.value.allowed == ("facilitator", "rpc/eip155:8453", "search")
+    assert refused.value.allowed == ("facilitator", "rpc/eip155:8453", "search", "ai")
+
+
+def test_a_latency_is_in_force_until_the_next_order() -> None:
+    faults = made()
+    faults.set("ai", "wrong_model", 250)
+    assert (faults.latency_ms("ai"), faults.state()["latencyMs"]) == (250, {"ai": 250})
+    faults.set("ai", "ok")
+    assert faults.latency_ms("ai") == 0
+    assert "latencyMs" not in faults.state()
+
+
+@pytest.mark.parametrize("latency", [-1, MOST_LATENCY_MS + 1, 1.5, "10", None, True])
+def test_an_unreasonable_latency_is_refused_and_leaves_all_as_it_is(latency: object) -> None:
+    faults = made()
+    with pytest.raises(FaultRefused, match="latency"):
+        faults.set("ai", "hang", latency)
+    assert (faults.mode("ai"), faults.latency_ms("ai")) == ("ok", 0)
+
+
+def test_a_target_that_is_never_late_is_refused_a_latency() -> None:
+    with pytest.raises(FaultRefused, match="never late"):
+        made().set("search", "ok", 10)

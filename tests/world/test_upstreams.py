@@ -11,6 +11,7 @@ import trio
 
 from gateway.world.door import Call, Door, Reply
 from gateway.world.faults import (
+    AI_MODES,
     FACILITATOR,
     FACILITATOR_MODES,
     RPC_MODES,
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.world
 
 @pytest.mark.parametrize(
     ("target", "modes"),
-    [("facilitator", FACILITATOR_MODES), ("rpc/eip155:8453", RPC_MODES), ("search", SEARCH_MODES)],
+    [("facilitator", FACILITATOR_MODES), ("rpc/eip155:8453", RPC_MODES), ("search", SEARCH_MODES), ("ai", AI_MODES)],
 )
 async def test_every_mode_can_be_set_and_is_told(
     world: World, client: httpx.AsyncClient, fault: Any, target: str, modes: tuple[str, ...]
@@ -42,8 +43,8 @@ async def test_every_mode_can_be_set_and_is_told(
 async def test_setting_a_mode_answers_what_is_in_force(world: World, client: httpx.AsyncClient, fault: Any) -> None:
     await fault("search", "ok")
     told = (await client.put(f"{world.faults_url}/rpc%2Feip155%3A8453", json={"mode": "ok"})).json()
-    assert told["modes"] == {"facilitator": "ok", "rpc/eip155:8453": "ok", "search": "ok"}
-    assert set(told) == {"modes", "facilitator", "rpc", "search"}
+    assert told["modes"] == {"facilitator": "ok", "rpc/eip155:8453": "ok", "search": "ok", "ai": "ok"}
+    assert set(told) == {"modes", "facilitator", "rpc", "search", "ai"}
 
 
 async def test_an_unknown_mode_or_target_is_refused_with_what_is_allowed(
@@ -52,7 +53,7 @@ async def test_an_unknown_mode_or_target_is_refused_with_what_is_allowed(
     answer = await client.put(f"{world.faults_url}/search", json={"mode": "refuse"})
     assert (answer.status_code, answer.json()["allowed"]) == (400, list(SEARCH_MODES))
     answer = await client.put(f"{world.faults_url}/venue/kalshi", json={"mode": "ok"})
-    assert (answer.status_code, answer.json()["allowed"]) == (400, ["facilitator", "rpc/eip155:8453", "search"])
+    assert (answer.status_code, answer.json()["allowed"]) == (400, ["facilitator", "rpc/eip155:8453", "search", "ai"])
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"ok"', b"{}"])
@@ -72,6 +73,24 @@ async def test_the_search_engine_is_searched_over_http(world: World, client: htt
     assert len(answer.json()["results"]) == 20
     assert (await client.get(f"{world.search_url}/healthz")).text == "OK"
     assert (await client.get(world.faults_url)).json()["search"]["search"] == before + 1
+
+
+async def test_the_models_are_asked_over_http_with_their_key(world: World, client: httpx.AsyncClient) -> None:
+    before = (await client.get(world.faults_url)).json()["ai"]
+    url, key = f"{world.ai_url}/v1/models", world.ai_key_file.read_text()
+    assert (await client.get(url)).status_code == 401
+    listed = await client.get(url, headers={"Authorization": f"Bearer {key}"})
+    assert "gpt-5.6-luna" in {each["id"] for each in listed.json()["data"]}
+    after = (await client.get(world.faults_url)).json()["ai"]
+    assert after == before | {"listings": before["listings"] + 2}
+    assert world.ai_key_file.stat().st_mode & 0o077 == 0
+
+
+async def test_answers_are_late_as_long_as_it_is_asked_for(world: World, client: httpx.AsyncClient) -> None:
+    told = (await client.put(f"{world.faults_url}/ai", json={"mode": "ok", "latencyMs": 1500})).json()
+    assert (told["modes"]["ai"], told["latencyMs"]) == ("ok", {"ai": 1500})
+    told = (await client.put(f"{world.faults_url}/ai", json={"mode": "ok"})).json()
+    assert "latencyMs" not in told
 
 
 # -- the store, in a world that has one --------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ def test_the_nodes_configuration_is_one_that_the_node_takes(world: World, tmp_pa
     assert taken.payment.rpc_urls == (world.node_rpc_url,)
     assert taken.payment.facilitator_url == world.facilitator_url
     assert [(each.kind, each.base_url) for each in taken.search.adapter] == [("searxng", world.search_url)]
+    (route,) = taken.ai.route
+    assert (route.model, route.base_url, route.simulated) == ("openai/gpt-5.6-luna", world.ai_url, True)
+    assert Path(route.key_file).read_text()
+    assert taken.ai.embedded
 
 
 def test_the_payers_are_enough_and_none_is_the_payee(world: World) -> None:
