@@ -1,22 +1,33 @@
 """Which routes may be used now: pure rules over the evidence of probes and of real calls.
 
 A route is open only while a proof of it is younger than its validity: no proof, an expired proof and a failed probe all
-close it, and nothing opens it but a successful probe.  One failed call closes nothing, `failures_to_close` in a row
-do; a route closed that way is half open after a back-off that doubles: the next successful probe opens it, and the
-first failed call then closes it again.  Times named `at` and `now` are seconds on the caller's monotonic clock; wall
-times only tell people when something was.
+close it, and nothing opens it but a successful probe.  `failures_to_close` failed calls in a row close it too; a route
+closed that way is half open after a back-off that doubles: the next successful probe opens it, and the first failed
+call then closes it again.
+
+Some routes can be proved by more than an unbilled look, by a canary: a small real call.  It is the last rung of the
+ladder and rare: it is wanted before the route opens for the first time, when it is half open, and when nothing real has
+succeeded for long.  While it is wanted, no other success opens the route.
+
+Times named `at` and `now` are seconds on the caller's monotonic clock; wall times only tell people when something was.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import statistics
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 import attrs
+
+CANARY = "canary"
+BASES = ("probe", "configuration", CANARY)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAME = re.compile(r"q_([0-9a-f]{13})[0-9a-f]{7}")
 
 
 class State(enum.StrEnum):
@@ -30,13 +41,18 @@ class State(enum.StrEnum):
 
 @attrs.frozen
 class Rules:
-    """The prober's timing, in seconds, and the limit of consecutive failed calls."""
+    """The prober's timing, in seconds, and the limit of consecutive failed calls.
+
+    A canary may take so long that a proof of the round before still stands when it ends.
+    """
 
     interval_s: float = 15.0
     probe_timeout_s: float = 5.0
     retry_first_s: float = 1.0
     failures_to_close: int = 3
     observations: int = 50
+    canary_interval_s: float = 3600.0
+    canary_timeout_s: float = 20.0
 
     @property
     def validity_s(self) -> float:
@@ -45,15 +61,23 @@ class Rules:
 
     def back_off(self, times: int) -> float:
         """Return the pause after the `times`-th failure in a row: doubling from `retry_first_s` up to the interval."""
-        return min(self.retry_first_s * 2.0 ** (times - 1), self.interval_s)
+        return self._doubled(times, self.interval_s)
+
+    def canary_back_off(self, times: int) -> float:
+        """Return the pause after the `times`-th failed canary in a row: doubling up to the interval of canaries."""
+        return self._doubled(times, self.canary_interval_s)
+
+    def _doubled(self, times: int, most: float) -> float:
+        return min(self.retry_first_s * 2.0 ** min(times - 1, 64), most)
 
 
 @attrs.frozen
 class Finding:
     """What one probe found.
 
-    `basis` says what the finding rests on: `probe` (the back end answered an unbilled question) or `configuration`
-    (no unbilled question exists, so only the configuration was looked at and real calls decide the rest).
+    `basis` says what the finding rests on: `probe` (the back end answered an unbilled question), `configuration` (no
+    unbilled question exists, so only the configuration was looked at and real calls decide the rest) or `canary` (it
+    answered a small real call, or failed to).
     """
 
     ok: bool
@@ -64,12 +88,16 @@ class Finding:
 
 @attrs.frozen
 class Outcome:
-    """How one real call over a route went: the passive evidence.  `ms` is None when it was never sent."""
+    """How one real call over a route went: the passive evidence.
+
+    `ms` is None when it was never sent; `began` is when it was, on the clock of the prober, where that is known.
+    """
 
     route_id: str
     ok: bool
     reason: str | None = None
     ms: int | None = None
+    began: float | None = None
 
 
 @attrs.frozen
@@ -79,7 +107,7 @@ class Evidence:
     Attributes:
         qualification_id: names this proof; None while the route is closed.
         reason: a machine word for why the route is closed or degraded.
-        basis: `probe` or `configuration`, see `Finding`; None before the first proof.
+        basis: `probe`, `configuration` or `canary`, see `Finding`; None before the first proof.
         valid_until: wall time at which the proof expires; None while the route is closed.
         expires: the same moment on the monotonic clock.
         p50_ms: median of recent successful calls, or of probes where there were no calls.
@@ -135,7 +163,9 @@ class Record:
     """All that is remembered of a route; a new one for every event.
 
     `refused_here` says that this node's own last probe failed, `vouched` that the last finding for all nodes was good
-    (`gateway.registry.shared_proof`).
+    (`gateway.registry.shared_proof`).  `reopened_at` is when it was last opened after calls had closed it.  A real call
+    or a canary succeeded at `answered_at`; since then `failed_canaries` failed, the last one at `canary_at`, as
+    `canary_refusal` says.
     """
 
     route_id: str
@@ -147,6 +177,11 @@ class Record:
     failed_calls: int = 0
     closings: int = 0
     closed_until: float | None = None
+    reopened_at: float = float("-inf")
+    answered_at: float = float("-inf")
+    canary_at: float = float("-inf")
+    failed_canaries: int = 0
+    canary_refusal: str | None = None
     suspect: bool = False
     refused_here: bool = False
     vouched: bool = False
@@ -164,6 +199,8 @@ def probed(
         suspect=False,
         refused_here=not finding.ok,
     )
+    if finding.basis == CANARY:
+        record = _canaried(record, finding, now)
     if not finding.ok:
         return attrs.evolve(
             record, proof=None, refusal=finding.reason or "probe_failed", failed_probes=record.failed_probes + 1
@@ -174,23 +211,38 @@ def probed(
         return attrs.evolve(record, refusal=None)
     if now < record.closed_until:
         return record
-    return attrs.evolve(record, refusal=None, closed_until=None, failed_calls=rules.failures_to_close - 1)
+    return attrs.evolve(
+        record, refusal=None, closed_until=None, failed_calls=rules.failures_to_close - 1, reopened_at=now
+    )
+
+
+def _canaried(record: Record, finding: Finding, now: float) -> Record:
+    if finding.ok:
+        return attrs.evolve(record, answered_at=now, canary_at=now, failed_canaries=0, canary_refusal=None)
+    return attrs.evolve(
+        record,
+        answered_at=float("-inf"),
+        canary_at=now,
+        failed_canaries=record.failed_canaries + 1,
+        canary_refusal=finding.reason or "canary_failed",
+    )
 
 
 def called(record: Record, outcome: Outcome, *, now: float, rules: Rules) -> Record:
     """Return the record after a real call that ended at `now`."""
     record = _noted(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
-    if record.closed_until is not None:
+    if record.closed_until is not None or (outcome.began is not None and outcome.began < record.reopened_at):
         return record  # a straggler that was sent before the route closed decides nothing
     if outcome.ok:
-        return attrs.evolve(record, failed_calls=0, closings=0)
+        answered_at = record.answered_at if record.refusal else now
+        return attrs.evolve(record, failed_calls=0, closings=0, answered_at=answered_at)
     record = attrs.evolve(record, failed_calls=record.failed_calls + 1, suspect=True)
     if record.failed_calls < rules.failures_to_close:
         return record
     closings = record.closings + 1
     return attrs.evolve(
         record,
-        refusal="consecutive_failures",
+        refusal="consecutive_failures" if rules.failures_to_close > 1 else outcome.reason or "call_failed",
         closings=closings,
         closed_until=now + rules.back_off(closings),
     )
@@ -230,7 +282,7 @@ def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
     It is due at once where only other nodes' probes have failed.
     """
     if record.closed_until is not None:
-        return max(record.closed_until, record.probed_at + rules.retry_first_s)
+        return max(record.closed_until, record.probed_at + rules.back_off(max(record.failed_probes, 1)))
     if record.failed_probes and not record.refused_here:
         return record.probed_at
     if record.failed_probes:
@@ -240,10 +292,38 @@ def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
     return record.probed_at + rules.interval_s * jitter
 
 
+def canary_wanted(record: Record, *, now: float, rules: Rules) -> bool:
+    """Return True while only a canary can prove the route, where it has one."""
+    half_open = record.closed_until is not None and now >= record.closed_until
+    return half_open or now - record.answered_at >= rules.canary_interval_s
+
+
+def canary_allowed(record: Record, *, now: float, rules: Rules) -> bool:
+    """Return True unless canaries have failed and the pause after the last one, which doubles, is not over."""
+    return not record.failed_canaries or now >= record.canary_at + rules.canary_back_off(record.failed_canaries)
+
+
 def qualification_id(route_id: str, wall: datetime, basis: str) -> str:
-    """Return the name of a proof: `q_` and 20 hex digits over route, basis and the time of the probe."""
-    text = f"{route_id}\n{basis}\n{wall.isoformat(timespec='microseconds')}"
-    return "q_" + hashlib.sha256(text.encode()).hexdigest()[:20]
+    """Return the name of a proof: `q_`, the time of the probe in 13 hex digits, and 7 over route, basis and time.
+
+    The time is in microseconds since 1970, so that the history of probes need not keep the names of all proofs: it is
+    looked into at that time, for the route and the basis that give this name.
+    """
+    micros = (wall - _EPOCH) // timedelta(microseconds=1)
+    digest = hashlib.sha256(f"{route_id}\n{basis}\n{micros}".encode()).hexdigest()
+    return f"q_{micros:013x}{digest[:7]}"
+
+
+def proved_at(name: str) -> datetime | None:
+    """Return when the proof of that name was made; None where it is no name of a proof."""
+    found = _NAME.fullmatch(name)
+    return _EPOCH + timedelta(microseconds=int(found[1], 16)) if found else None
+
+
+def proof_basis(name: str, route_id: str) -> str | None:
+    """Return the basis of the proof of that name if it is one of this route; else None."""
+    at = proved_at(name)
+    return next((basis for basis in BASES if at and qualification_id(route_id, at, basis) == name), None)
 
 
 def _noted(record: Record, observation: Observation, rules: Rules) -> Record:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,11 +17,24 @@ from gateway.actors.findings import Findings
 from gateway.actors.leases import Leases
 from gateway.actors.prober import Message, ProbeNow, Route, Snapshot, prober, reporter
 from gateway.actors.runtime import Inbox, Ref, Runtime, open_runtime
-from gateway.registry.qualification import Finding, Outcome, Proofs, State
+from gateway.registry.qualification import (
+    Evidence,
+    Finding,
+    Observation,
+    Outcome,
+    Proofs,
+    Rules,
+    State,
+    proof_basis,
+)
 from tests.actors.nodes import LEASE_MS, Member, Nodes, open_nodes
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FAILED = Outcome("search/a", ok=False, reason="timeout", ms=8000)
+LOST = Outcome("ai/a", ok=False, reason="status_500", ms=40)
+SERVED = Outcome("ai/a", ok=True, ms=900)
+ONE_FAILURE = Rules(failures_to_close=1)
+HOUR_S = 3600
 
 
 def utc() -> datetime:
@@ -65,6 +80,50 @@ async def scene(*engines: Engine, jitter: Callable[[], float] = lambda: 1.0) -> 
     async with open_runtime() as runtime:
         body = partial(prober, routes=routes, proofs=proofs, utc=utc, jitter=jitter)
         yield Scene(await runtime.start("prober", body), proofs, runtime)
+
+
+@attrs.define
+class Model(Engine):
+    """A back end that is also proved by canaries: small real calls, whose times are in `canaries`."""
+
+    answer: Finding = attrs.field(factory=lambda: Finding(ok=True))
+    silent: bool = False
+    broken: bool = False
+    takes_s: float = 1.0
+    canaries: list[float] = attrs.field(factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+
+    async def canary(self) -> Finding:
+        self.canaries.append(trio.current_time())
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.broken:
+                raise ZeroDivisionError
+            await trio.sleep(math.inf if self.silent else self.takes_s)
+        finally:
+            self.at_once -= 1
+        return self.answer
+
+
+@asynccontextmanager
+async def model_scene(model: Model, *, canary: bool = True, rules: Rules = ONE_FAILURE) -> AsyncIterator[Scene]:
+    """A model whose route is closed by one failed call, beside a search engine whose route is not."""
+    routes = [
+        Route("ai/a", model.probe, rules=rules, canary=model.canary if canary else None),
+        Route("search/a", Engine().probe),
+    ]
+    proofs = Proofs(trio.current_time)
+    async with open_runtime() as runtime:
+        body = partial(prober, routes=routes, proofs=proofs, utc=utc)
+        yield Scene(await runtime.start("prober", body), proofs, runtime)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    with trio.fail_after(2 * HOUR_S):
+        while not happened():  # noqa: ASYNC110 - on a clock that jumps
+            await trio.sleep(0.1)
 
 
 async def settle() -> None:
@@ -256,6 +315,270 @@ async def test_the_reporter_never_raises_for_a_full_or_closed_mailbox(autojump_c
         report(FAILED)
         await trio.sleep(2)
         report(FAILED)
+
+
+async def test_whoever_takes_notes_is_told_of_every_probe_and_call_with_what_is_proved_then(
+    autojump_clock: MockClock,
+) -> None:
+    told: list[tuple[Evidence, Observation | None]] = []
+    async with open_runtime() as runtime:
+        body = partial(
+            prober,
+            routes=[Route("search/a", Engine().probe)],
+            proofs=Proofs(trio.current_time),
+            utc=utc,
+            noted=lambda evidence, observation: told.append((evidence, observation)),
+        )
+        ref = await runtime.start("prober", body)
+        for _ in range(3):
+            ref.tell(FAILED)
+        await settle()
+    assert [(each.reason, noted) for each, noted in told] == [
+        (None, Observation(ok=True, probe=True, ms=100)),
+        (None, Observation(ok=False, probe=False, ms=8000)),
+        (None, Observation(ok=False, probe=False, ms=8000)),
+        ("consecutive_failures", Observation(ok=False, probe=False, ms=8000)),
+    ]
+
+
+# -- rules of a route's own --------------------------------------------------------------------------------------------
+
+
+async def test_one_failed_call_closes_a_route_whose_rules_say_so_at_once_with_the_call_s_own_reason(
+    autojump_clock: MockClock,
+) -> None:
+    async with model_scene(Model(), canary=False) as here:
+        here.ref.tell(LOST)
+        here.ref.tell(FAILED)
+        await settle()
+        assert (here.open("ai/a"), here.reason("ai/a")) == (False, "status_500")
+        assert here.open("search/a")
+
+
+async def test_a_closed_route_opens_by_a_probe_after_a_back_off_that_doubles_up_to_the_interval(
+    autojump_clock: MockClock,
+) -> None:
+    async with model_scene(Model(), canary=False) as here:
+        pauses = []
+        for _ in range(7):
+            here.ref.tell(LOST)
+            await settle()
+            closed = trio.current_time()
+            await until(lambda: here.open("ai/a"))
+            pauses.append(trio.current_time() - closed)
+        assert pauses == pytest.approx([1.1, 2.1, 4.1, 8.1, 15.1, 15.1, 15.1], abs=0.11)
+
+
+async def test_after_a_good_call_the_back_off_begins_anew(autojump_clock: MockClock) -> None:
+    async with model_scene(Model(), canary=False) as here:
+        for outcome in (LOST, LOST, SERVED, LOST):
+            here.ref.tell(outcome)
+            await trio.sleep(3)
+        assert here.open("ai/a")
+
+
+async def test_a_dead_back_end_that_a_call_closed_is_probed_ever_more_rarely(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model, canary=False) as here:
+        model.finding = Finding(ok=False, reason="unreachable")
+        here.ref.tell(LOST)
+        await trio.sleep(HOUR_S)
+        assert not here.open("ai/a")
+        assert HOUR_S / 15.1 - 1 <= len(model.probes) <= HOUR_S / 15.1 + 6
+
+
+async def test_stragglers_of_a_hanging_back_end_do_not_close_what_has_opened_again(autojump_clock: MockClock) -> None:
+    async with model_scene(Model(), canary=False) as here:
+        began = trio.current_time()
+        here.ref.tell(attrs.evolve(LOST, began=began))
+        await trio.sleep(5)
+        assert here.open("ai/a")
+        here.ref.tell(attrs.evolve(LOST, began=began))
+        await settle()
+        assert here.open("ai/a")
+        here.ref.tell(attrs.evolve(LOST, began=trio.current_time()))
+        await settle()
+        assert not here.open("ai/a")
+
+
+async def test_a_route_s_own_interval_is_kept_and_so_is_its_validity(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model, canary=False, rules=Rules(interval_s=60)) as here:
+        assert here.proofs.of("ai/a").expires == pytest.approx(180.1)
+        await trio.sleep(130)
+    assert [round(at, 1) for at in model.probes] == [0.0, 60.1, 120.2]
+
+
+# -- canaries ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_canary_comes_before_a_route_opens_and_once_an_hour_while_nobody_calls(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        assert here.open("ai/a")
+        assert proof_basis(here.proofs.of("ai/a").qualification_id or "", "ai/a") == "canary"
+        await trio.sleep(15.2)
+        assert here.proofs.of("ai/a").basis == "probe"
+        for _ in range(6 * HOUR_S + 200):
+            await trio.sleep(1)
+            assert here.open("ai/a")
+    assert [round(at / HOUR_S, 2) for at in model.canaries] == pytest.approx([0, 1, 2, 3, 4, 5, 6], abs=0.03)
+    assert len(model.probes) == pytest.approx((6 * HOUR_S + 200) / 15.1, abs=2)
+
+
+async def test_no_canary_is_sent_while_real_calls_succeed(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        for _ in range(12):
+            await trio.sleep(HOUR_S / 2)
+            here.ref.tell(SERVED)
+        assert here.open("ai/a")
+    assert len(model.canaries) == 1
+
+
+async def test_no_canary_is_sent_to_what_its_probe_finds_ill(autojump_clock: MockClock) -> None:
+    model = Model(Finding(ok=False, reason="status_401"))
+    async with model_scene(model) as here:
+        await trio.sleep(2 * HOUR_S)
+        assert here.reason("ai/a") == "status_401"
+    assert model.canaries == []
+
+
+async def test_a_failed_canary_closes_like_a_failed_probe_with_its_reason(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        model.answer = Finding(ok=False, reason="wrong_model")
+        await trio.sleep(HOUR_S + 20)
+        assert (here.open("ai/a"), here.reason("ai/a")) == (False, "wrong_model")
+        assert here.proofs.of("ai/a").state is State.UNAVAILABLE
+
+
+async def test_a_route_that_its_canary_refuses_stays_closed_however_well_its_probe_is_and_costs_little(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model(answer=Finding(ok=False, reason="wrong_model"))
+    async with model_scene(model) as here:
+        for _ in range(24 * HOUR_S // 5):
+            await trio.sleep(5)
+            assert here.reason("ai/a") == "wrong_model"
+    pauses = [later - earlier for earlier, later in zip(model.canaries, model.canaries[1:], strict=False)]
+    assert all(later >= earlier - 20 for earlier, later in itertools.pairwise(pauses))
+    assert 12 + 22 <= len(model.canaries) <= 12 + 24
+
+
+async def test_a_route_that_its_canary_refused_opens_again_by_itself(autojump_clock: MockClock) -> None:
+    model = Model(answer=Finding(ok=False, reason="empty_choices"))
+    async with model_scene(model) as here:
+        await trio.sleep(60)
+        model.answer = Finding(ok=True)
+        await trio.sleep(60 + 15.1 + 2)
+        assert here.open("ai/a")
+        assert here.proofs.of("ai/a").reason is None
+
+
+async def test_a_half_open_route_is_opened_by_one_canary_and_by_nothing_less(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        here.ref.tell(LOST)
+        await trio.sleep(1.5)
+        assert not here.open("ai/a")
+        assert model.at_once == 1
+        await trio.sleep(1)
+        assert here.open("ai/a")
+        assert len(model.canaries) == 2
+        await trio.sleep(60)
+    assert len(model.canaries) == 2
+
+
+async def test_canaries_of_a_route_that_fails_again_and_again_are_one_a_half_opening(autojump_clock: MockClock) -> None:
+    model, closings = Model(), 0
+    async with model_scene(model) as here:
+        while trio.current_time() < HOUR_S:
+            if here.open("ai/a"):
+                here.ref.tell(LOST)
+                closings += 1
+            await trio.sleep(0.5)
+    assert len(model.canaries) - 1 <= closings <= len(model.canaries)
+    assert closings < HOUR_S / 15
+
+
+async def test_two_canaries_of_a_route_never_run_at_a_time_and_the_second_is_not_needed(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model(takes_s=10)
+    async with model_scene(model) as here:
+        await trio.sleep(HOUR_S - 30)
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(partial(here.ref.ask, ProbeNow("ai/a"), within=60.0))
+                await trio.sleep(1)
+    assert (len(model.canaries), model.most_at_once) == (2, 1)
+
+
+async def test_a_canary_that_hangs_is_given_up_and_the_proof_before_it_stands_until_then(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        model.silent = True
+        await until(lambda: len(model.canaries) == 2)
+        while model.at_once:
+            assert here.open("ai/a")
+            await trio.sleep(0.5)
+        await settle()
+        assert here.reason("ai/a") == "canary_timeout"
+
+
+async def test_a_canary_that_raises_closes_its_own_route_only(autojump_clock: MockClock) -> None:
+    async with model_scene(Model(broken=True)) as here:
+        assert here.reason("ai/a") == "canary_crashed"
+        assert here.open("search/a")
+
+
+async def test_the_start_does_not_wait_long_for_a_first_canary_and_the_route_stays_closed_until_it_is_back(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model(takes_s=15)
+    async with model_scene(model) as here:
+        assert trio.current_time() == pytest.approx(10.0)
+        assert (here.open("ai/a"), here.reason("ai/a")) == (False, "not_probed")
+        assert here.open("search/a")
+        await trio.sleep(5.2)
+        assert here.open("ai/a")
+    assert len(model.canaries) == 1
+
+
+async def test_who_asks_for_a_probe_of_a_route_that_its_canary_refused_gets_a_canary_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model(answer=Finding(ok=False, reason="status_402"))
+    async with model_scene(model) as here:
+        await trio.sleep(HOUR_S)
+        model.answer = Finding(ok=True)
+        found = await here.ref.ask(ProbeNow("ai/a"), within=30.0)
+        assert found["ai/a"].open
+
+
+async def test_who_asks_for_a_probe_of_an_open_route_costs_no_canary(autojump_clock: MockClock) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        for _ in range(50):
+            assert (await here.ref.ask(ProbeNow("ai/a")))["ai/a"].open
+    assert len(model.canaries) == 1
+
+
+async def test_a_call_that_fails_while_a_canary_runs_closes_the_route_whatever_the_canary_finds(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model(takes_s=0.5)
+    async with model_scene(model) as here:
+        await until(lambda: len(model.canaries) == 2)
+        here.ref.tell(LOST)
+        await trio.sleep(0.6)
+        assert model.at_once == 0
+        assert (here.open("ai/a"), here.reason("ai/a")) == (False, "status_500")
 
 
 # -- several nodes -----------------------------------------------------------------------------------------------------

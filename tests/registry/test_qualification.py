@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import attrs
+import pytest
 
 from gateway.registry.qualification import (
     Evidence,
@@ -13,9 +14,13 @@ from gateway.registry.qualification import (
     Rules,
     State,
     called,
+    canary_allowed,
+    canary_wanted,
     evidence,
     next_probe,
     probed,
+    proof_basis,
+    proved_at,
     qualification_id,
 )
 
@@ -177,6 +182,113 @@ def test_a_qualification_id_names_one_proof_of_one_route() -> None:
     assert len(ids) == 3
     assert all(each.startswith("q_") and len(each) == 22 for each in ids)
     assert seen(PROVEN).qualification_id == qualification_id("r", START, "probe")
+
+
+def test_a_qualification_id_tells_when_it_was_proved_and_whose_it_is() -> None:
+    moment = START + timedelta(microseconds=123_457)
+    name = qualification_id("ai/openai/gpt-5.6-luna", moment, "canary")
+    assert proved_at(name) == moment
+    assert proof_basis(name, "ai/openai/gpt-5.6-luna") == "canary"
+    assert proof_basis(name, "ai/openai/gpt-5.6-terra") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "q_", "q_1", "op_0123456789abcdef0123", "q_0123456789ABCDEF0123", "q_" + "0" * 21]
+)
+def test_what_is_no_qualification_id_names_no_proof(name: str) -> None:
+    assert proved_at(name) is None
+    assert proof_basis(name, "r") is None
+
+
+def test_the_names_of_later_proofs_sort_after_those_of_earlier_ones() -> None:
+    moments = [START + timedelta(seconds=17 * n) for n in range(50)]
+    names = [qualification_id("r", moment, "probe") for moment in moments]
+    assert names == sorted(names)
+
+
+# -- one failure closes ------------------------------------------------------------------------------------------------
+
+STRICT = Rules(failures_to_close=1)
+
+
+def test_where_one_failed_call_closes_the_reason_is_that_of_the_call() -> None:
+    for reason, told in (("status_500", "status_500"), ("wrong_model", "wrong_model"), (None, "call_failed")):
+        closed = called(PROVEN, Outcome("r", ok=False, reason=reason), now=1.0, rules=STRICT)
+        assert (seen(closed).state, seen(closed).reason) == (State.UNAVAILABLE, told)
+
+
+def test_a_call_from_before_a_route_opened_again_decides_nothing() -> None:
+    closed = called(PROVEN, attrs.evolve(LOST, began=0.5), now=2.0, rules=STRICT)
+    record = probed(closed, GOOD, now=3.0, wall=START, ms=20, rules=STRICT)
+    late = called(record, attrs.evolve(LOST, began=2.9), now=9.0, rules=STRICT)
+    assert seen(late).open
+    assert late.closings == record.closings
+    assert not seen(called(record, attrs.evolve(LOST, began=3.0), now=9.0, rules=STRICT)).open
+    assert called(record, attrs.evolve(FINE, began=2.9), now=9.0, rules=STRICT).closings == 1
+
+
+# -- canaries ----------------------------------------------------------------------------------------------------------
+
+ANSWERED = Finding(ok=True, basis="canary")
+REFUSED = Finding(ok=False, basis="canary", reason="wrong_model")
+
+
+def wanted(record: Record, now: float) -> bool:
+    return canary_wanted(record, now=now, rules=RULES)
+
+
+def test_a_canary_is_wanted_before_anything_real_has_succeeded_and_an_hour_after() -> None:
+    assert wanted(Record("r"), 0.0)
+    assert wanted(PROVEN, 1.0)
+    record = after_probe(Record("r"), ANSWERED, 5.0)
+    assert not wanted(record, 3604.9)
+    assert wanted(record, 3605.0)
+
+
+def test_a_good_call_spares_the_canary() -> None:
+    record = after_calls(after_probe(Record("r"), ANSWERED, 5.0), FINE, now=3000.0)
+    assert not wanted(record, 6599.0)
+
+
+def test_a_good_call_over_a_closed_route_spares_nothing() -> None:
+    refused = after_probe(after_probe(Record("r"), ANSWERED, 5.0), REFUSED, 10.0)
+    assert wanted(after_calls(refused, FINE, now=11.0), 12.0)
+
+
+def test_a_failed_call_spares_nothing() -> None:
+    assert wanted(after_calls(PROVEN, LOST), 2.0)
+
+
+def test_a_canary_is_wanted_when_a_route_is_half_open_and_not_before() -> None:
+    record = after_calls(after_probe(Record("r"), ANSWERED, 0.0), LOST, LOST, LOST, now=10.0)
+    assert not wanted(record, 10.9)
+    assert wanted(record, 11.0)
+    assert not wanted(after_probe(record, ANSWERED, 12.0), 12.0)
+
+
+def test_the_pause_after_failed_canaries_doubles_up_to_their_interval() -> None:
+    record, now, pauses = Record("r"), 0.0, []
+    for _ in range(15):
+        record = after_probe(record, REFUSED, now)
+        later = next(pause for pause in range(1, 4000) if canary_allowed(record, now=now + pause, rules=RULES))
+        pauses.append(later)
+        now += later
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3600, 3600, 3600]
+
+
+def test_after_a_good_canary_the_next_one_is_allowed_at_once() -> None:
+    record = after_probe(after_probe(Record("r"), REFUSED, 0.0), ANSWERED, 1.0)
+    assert canary_allowed(record, now=1.0, rules=RULES)
+
+
+def test_a_canary_ends_while_the_proof_of_the_round_before_still_stands() -> None:
+    longest_round = RULES.interval_s * 1.1 + RULES.probe_timeout_s + RULES.canary_timeout_s
+    assert longest_round < RULES.validity_s
+
+
+def test_a_failure_count_of_any_size_has_a_back_off() -> None:
+    assert RULES.back_off(100_000) == RULES.interval_s
+    assert RULES.canary_back_off(100_000) == RULES.canary_interval_s
 
 
 def test_proofs_read_an_unknown_route_as_unproven() -> None:

@@ -13,6 +13,8 @@ from gateway.registry.qualification import (
     Rules,
     State,
     called,
+    canary_allowed,
+    canary_wanted,
     evidence,
     next_probe,
     probed,
@@ -139,3 +141,17 @@ def test_who_takes_over_from_one_whose_probe_failed_looks_at_once_and_then_backs
     record = told(NEW, BAD, now=3.0)
     assert next_probe(record, rules=RULES) == 3.0
     assert next_probe(looked(record, BAD, now=4.0), rules=RULES) == 6.0
+
+
+def test_another_s_canary_spares_this_node_its_own() -> None:
+    record = told(NEW, Finding(ok=True, basis="canary"), now=5.0)
+    assert not canary_wanted(record, now=3604.0, rules=RULES)
+
+
+def test_another_s_failed_canary_is_not_repeated_at_once() -> None:
+    record = NEW
+    for now in (1.0, 2.0, 4.0, 8.0):
+        record = told(record, Finding(ok=False, basis="canary", reason="wrong_model"), now=now)
+    assert seen(record).reason == "wrong_model"
+    assert canary_wanted(record, now=9.0, rules=RULES)
+    assert not canary_allowed(record, now=15.9, rules=RULES)
