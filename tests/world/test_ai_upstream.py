@@ -80,7 +80,7 @@ async def test_models_are_listed_and_told_one_by_one(format_: str) -> None:
 async def test_a_call_without_the_key_is_refused(format_: str) -> None:
     asked, _ = upstream()
     for call in (completion(format_), listing(format_)):
-        for headers in ({"anthropic-version": "2023-06-01"}, {name: "other" for name in HEADERS[format_]}):
+        for headers in ({"anthropic-version": "2023-06-01"}, dict.fromkeys(HEADERS[format_], "other")):
             status, error = await told(asked, Call(call.method, call.path, {}, headers, call.body))
             assert status == 401
             assert "error" in error

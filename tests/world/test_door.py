@@ -154,14 +154,13 @@ async def test_a_peer_that_leaves_before_its_answer_is_told(path: str, reset: bo
 
 async def test_what_a_peer_sends_before_a_late_reply_is_its_next_call() -> None:
     left = trio.Event()
-    async with opened(slow(0.05, left)) as door:
-        async with await trio.open_tcp_stream("127.0.0.1", door.port) as stream:
-            await stream.send_all(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            await stream.send_all(b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
-            got = b""
-            with trio.fail_after(5):
-                while b"/b" not in got:
-                    got += await stream.receive_some()
+    async with opened(slow(0.05, left)) as door, await trio.open_tcp_stream("127.0.0.1", door.port) as stream:
+        await stream.send_all(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await stream.send_all(b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        got = b""
+        with trio.fail_after(5):
+            while b"/b" not in got:
+                got += await stream.receive_some()
     assert got.index(b"/a") < got.index(b"/b")
     assert not left.is_set()

@@ -54,7 +54,7 @@ class Anthropic:
             model=served.name,
             texts=tuple(texts),
             most_tokens=fields.limit(body, "max_tokens", served),
-            reasons=served.reasons and fields.member(body, "thinking").get("type") != "disabled",
+            reasons=fields.member(body, "thinking").get("type") != "disabled" and served.reasons,
             stop=fields.texts(body, "stop_sequences"),
             json=bool(form),
             schema=form.get("schema"),

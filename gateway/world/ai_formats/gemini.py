@@ -54,7 +54,7 @@ class Gemini:
             model=served.name,
             texts=tuple(texts),
             most_tokens=fields.limit(wished, "maxOutputTokens", served),
-            reasons=served.reasons and fields.member(wished, "thinkingConfig").get("thinkingBudget") != 0,
+            reasons=fields.member(wished, "thinkingConfig").get("thinkingBudget") != 0 and served.reasons,
             stop=fields.texts(wished, "stopSequences"),
             json=wished.get("responseMimeType") == "application/json",
             schema=wished.get("responseJsonSchema") or wished.get("responseSchema"),
