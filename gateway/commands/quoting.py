@@ -14,6 +14,7 @@ from gateway.commands.exits import CHECK_FAILED, USAGE, Stop, exit_codes
 from gateway.commands.options import CONFIG, JSON
 
 if TYPE_CHECKING:
+    from gateway.http.validation import Valid
     from gateway.registry.operation import Operation
 
 
@@ -35,7 +36,9 @@ def quote(operation: str, body: Any, config_path: Path | None, *, node: str | No
         if entry is None:
             raise Stop(USAGE, f"no operation is named {operation!r}; there are {', '.join(OPERATIONS)}")
         request = _body(body.read(), getattr(body, "name", "standard input"))
-        told = _priced(entry, request, _address(node, config_path)) if entry.paid else _free(entry, request)
+        valid = _valid(entry, request)
+        sold = entry.paid if valid is None else entry.sells(valid.request)
+        told = _priced(entry, request, _address(node, config_path)) if sold or valid is None else _free(entry, valid)
         if as_json:
             printing.document(told)
         else:
@@ -59,16 +62,31 @@ def _address(node: str | None, config_path: Path | None) -> str:
     return node.rstrip("/") if node else f"http://{reachable(load(config_path).node.listen[0])}"
 
 
-def _free(entry: Operation, request: Any) -> dict[str, Any]:
-    """Return what a free call costs: nothing is asked of the node, for it would answer the call."""
-    from gateway.errors import GatewayError
+def _valid(entry: Operation, request: Any) -> Valid | None:
+    """Return a valid request; None for an empty one, which a paid operation is quoted an example for.
+
+    What only the node can judge of a request that is to be paid for (its margin, its limits) is left to the node.
+    """
+    from gateway.errors import GatewayError, OperationNotCallable
     from gateway.http.validation import BodyValidator
 
+    if entry.paid and request == {}:
+        return None
     try:
+        if not entry.callable:
+            raise OperationNotCallable
         valid = BodyValidator.of(entry).validate(request)
+        problem = None if entry.sells(valid.request) else entry.check(valid.request)
+        if problem is not None:
+            raise problem
     except GatewayError as refused:
         lines = [f"{refused.code}: {refused.detail}", *(f"  {each.pointer}: {each.detail}" for each in refused.errors)]
         raise Stop(CHECK_FAILED, "\n".join(lines)) from refused
+    return valid
+
+
+def _free(entry: Operation, valid: Valid) -> dict[str, Any]:
+    """Return what a free call costs: nothing is asked of the node, for it would answer the call."""
     return {
         "operation": entry.id,
         "funding": "free",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Literal
 
 import attrs
 import orjson
 
 from gateway.actors.operations import Ended
 from gateway.http import mpp, x402
+from gateway.http.openai_wire import completion_body
 
 
 @attrs.frozen
@@ -21,9 +23,24 @@ class Outgoing:
     headers: Mapping[str, str]
 
 
-def outgoing(ended: Ended, more: Mapping[str, str] | None = None) -> Outgoing:
-    """Return the 200 of a receipted operation, with `more` headers."""
-    envelope = {
+def outgoing(
+    ended: Ended,
+    more: Mapping[str, str] | None = None,
+    *,
+    form: Literal["envelope", "chat_completion"] = "envelope",
+) -> Outgoing:
+    """Return the 200 of a receipted operation in the form of its operation, with `more` headers."""
+    headers = {"Content-Type": "application/json", "Cache-Control": "private"} | dict(more or {})
+    if ended.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    headers |= receipt_headers(ended)
+    body = envelope(ended) if form == "envelope" else completion_body(ended)
+    return Outgoing(ended.operation_id, body, headers)
+
+
+def envelope(ended: Ended) -> bytes:
+    """Return the body of interface.md 2.1."""
+    members = {
         "operationId": ended.operation_id,
         "state": "RECEIPTED",
         "replayed": ended.replayed,
@@ -32,11 +49,7 @@ def outgoing(ended: Ended, more: Mapping[str, str] | None = None) -> Outgoing:
         "output": ended.output,
         "execution": ended.execution,
     }
-    headers = {"Content-Type": "application/json", "Cache-Control": "private"} | dict(more or {})
-    if ended.replayed:
-        headers["Idempotency-Replayed"] = "true"
-    headers |= receipt_headers(ended)
-    return Outgoing(ended.operation_id, orjson.dumps(envelope, default=dict), headers)
+    return orjson.dumps(members, default=dict)
 
 
 def receipt_headers(ended: Ended) -> dict[str, str]:

@@ -13,12 +13,14 @@ from gateway import errors
 from gateway.errors import GatewayError, Violation
 from gateway.http import mpp, strict_json, x402
 from gateway.http.request_headers import (
+    MAX_WAIT_S,
     CallerAddress,
     Headers,
     PaymentHeader,
+    funding,
     idempotency_key,
-    patience,
     payment_header,
+    preferred_wait,
     require_json,
     values,
 )
@@ -45,7 +47,9 @@ class Asked:
         valid: the body, or the documented example in its place.
         key: the caller's `Idempotency-Key`.
         network: the network that the caller is known by.
+        sold: it is to be paid for; else no payment was looked at.
         wait_s: how long the caller waits for an operation in flight.
+        prefers_wait: the caller has said so itself.
         credential: the payment that came along, its signer recovered.
         quote: what the credential says it pays, if this node made it.
         refusal: why the credential cannot be taken; told only once the key was looked up.
@@ -56,6 +60,8 @@ class Asked:
     key: str | None = attrs.field(repr=False)
     network: str
     wait_s: float
+    sold: bool = False
+    prefers_wait: bool = False
     credential: Credential | None = attrs.field(default=None, repr=False)
     quote: Quote | None = None
     refusal: errors.PaymentRefused | None = None
@@ -73,28 +79,63 @@ class Reader:
     secrets: QuoteSecrets
 
     def read(self, incoming: Incoming) -> Asked:
-        """Return what a request asks for; raises the 400 or 415 that tells all that is wrong with it."""
+        """Return what a request asks for; raises the 400, 413 or 415 that tells all that is wrong with it."""
         body = _json_body(incoming)
-        network = self.callers.network(incoming.peer, incoming.headers)
-        wait_s = patience(incoming.headers)
-        header = payment_header(incoming.headers) if self.operation.paid else None
-        if self._is_probe(body, header, incoming.headers):
-            return Asked(self.validator.valid(self.operation.example), None, network, wait_s, example=True)
+        headers = incoming.headers
+        network = self.callers.network(incoming.peer, headers)
+        prefers = preferred_wait(headers)
+        asked = Asked(
+            self.validator.example, None, network, MAX_WAIT_S if prefers is None else prefers, sold=True, example=True
+        )
+        if self._is_probe(body, headers):
+            return attrs.evolve(asked, prefers_wait=prefers is not None)
         faults: list[GatewayError] = []
         violations = [Violation("", "the body is empty")] if body is None else self.validator.violations(body)
-        key = self._key(incoming.headers, faults)
-        credential, refusal = self._credential(header, faults)
+        valid = None if violations else self.validator.valid(body)
+        sold = self.operation.paid if valid is None else self.operation.sells(valid.request)
+        key = self._key(headers, faults)
+        credential, refusal = self._credential(payment_header(headers) if sold else None, faults)
         quote = self._quote(credential)
-        if violations or faults:
+        problem = None if valid is None else self._problem(valid, len(incoming.content), headers, sold=sold)
+        if valid is None or faults or problem is not None:
             if quote is not None and quote.example:
                 raise errors.ExampleQuote
-            raise self._refusal(body, violations, faults)
-        return Asked(self.validator.valid(body), key, network, wait_s, credential, quote, refusal)
+            raise self._refusal(body, violations, faults, problem)
+        return attrs.evolve(
+            asked,
+            valid=valid,
+            key=key,
+            sold=sold,
+            prefers_wait=prefers is not None,
+            credential=credential,
+            quote=quote,
+            refusal=refusal,
+            example=False,
+        )
 
-    def _is_probe(self, body: Any, header: PaymentHeader | None, headers: Headers) -> bool:
+    def _problem(self, valid: Valid, size: int, headers: Headers, *, sold: bool) -> GatewayError | None:
+        """Return what is wrong with a request that the schema accepts."""
+        problem = self.operation.check(valid.request)
+        if problem is not None:
+            return problem
+        cap = self.operation.cap(valid.request)
+        if cap is not None and size > cap:
+            return errors.ContentTooLarge(f"the body of this request may have {cap} bytes")
+        said = funding(headers) if self.operation.funding_header else None
+        if said is not None and (said == "paid") != sold:
+            told = (
+                "the model is paid for"
+                if sold
+                else "the model is free, and a free call is never turned into a paid one"
+            )
+            return errors.FundingMismatch(f"x-gateway-funding says `{said}`: {told}")
+        return None
+
+    def _is_probe(self, body: Any, headers: Headers) -> bool:
         """Return True for the empty probe of a paid route, which is quoted for the documented example."""
-        empty = body is None or body == {}
-        return empty and self.operation.paid and header is None and not values(headers, "idempotency-key")
+        if not self.operation.paid or (body is not None and body != {}) or values(headers, "idempotency-key"):
+            return False
+        return payment_header(headers) is None
 
     def _key(self, headers: Headers, faults: list[GatewayError]) -> str | None:
         try:
@@ -127,9 +168,14 @@ class Reader:
         except errors.PaymentRefused:
             return None
 
-    def _refusal(self, body: Any, violations: list[Violation], faults: list[GatewayError]) -> GatewayError:
+    def _refusal(
+        self, body: Any, violations: list[Violation], faults: list[GatewayError], problem: GatewayError | None
+    ) -> GatewayError:
         """Return one problem of everything that is wrong; a lone fault of a header keeps its own code."""
         told = [each for fault in faults for each in (fault.errors or (Violation("", fault.detail),))]
+        if problem is not None:
+            problem.errors = (*told, *problem.errors)
+            return problem
         if not violations and len(faults) == 1:
             faults[0].errors = tuple(told)
             return faults[0]

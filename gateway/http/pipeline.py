@@ -94,15 +94,20 @@ class Pipeline:
         """Take a request down the road; raises the `GatewayError` that is the answer where it is no 200."""
         asked = self.reader.read(incoming)
         node = self.node
-        call = Call.of(asked, node.naming, made_key=None if self.operation.paid else node.new_key)
+        if not self.operation.callable:
+            raise errors.OperationNotCallable
+        call = Call.of(asked, node.naming, made_key=None if asked.sold else node.new_key)
         try:
-            if self.operation.paid and asked.credential is None:
+            if asked.sold and asked.credential is None:
                 return await self._quote(call)
             return await self._claim(call)
         except GatewayError as failure:
             if failure.status >= 500 and failure.retryable and failure.retry_after is None:
                 failure.retry_after = RETRY_AFTER_S
             raise
+
+    def _answer(self, ended: ops.Ended, headers: Mapping[str, str]) -> Outgoing:
+        return outgoing(ended, headers, form=self.operation.answer)
 
     # -- 4: the key --------------------------------------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class Pipeline:
             known = await self._look_up(call)
             ended = await self._standing(known, call, patience)
             if ended is not None:
-                return outgoing(ended, call.more_headers)
+                return self._answer(ended, call.more_headers)
             if known.paid:
                 return await self._claim(call)
             if not isinstance(known.operation, keys.Open):
@@ -133,7 +138,7 @@ class Pipeline:
             if isinstance(outcome, GatewayError):
                 raise await self._told(own(outcome), call)
             if outcome is not None:
-                return outgoing(outcome, call.more_headers)
+                return self._answer(outcome, call.more_headers)
         with lanes.turn(call.lane, call.authorization) as turn:
             return await self._in_turn(call, patience, turn)
 
@@ -148,12 +153,12 @@ class Pipeline:
                 raise await self._told(failure, call)
             ended = await self._standing(known, call, patience, turn)
             if ended is not None:
-                return outgoing(ended, call.more_headers)
+                return self._answer(ended, call.more_headers)
             if isinstance(known.operation, keys.Open):
                 waited_for = known.operation.operation_id
                 continue
             try:
-                return await (self._serve_paid if self.operation.paid else self._serve_free)(call, known, turn)
+                return await (self._serve_paid if call.asked.sold else self._serve_free)(call, known, turn)
             except errors.OperationInProgress:
                 if trio.current_time() >= patience:
                     raise
@@ -164,7 +169,7 @@ class Pipeline:
         known = await self._look_up(call)
         ended = await self._standing(known, call, trio.current_time())
         if ended is not None:
-            return outgoing(ended, call.more_headers)
+            return self._answer(ended, call.more_headers)
         raise errors.OperationInProgress(retry_after=RETRY_AFTER_S)
 
     async def _look_up(self, call: Call) -> keys.Known:
@@ -217,7 +222,7 @@ class Pipeline:
         earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
         if earlier is None or earlier.sealed_output is None:
             self.node.families[self.operation.family].admit(self.operation.id, call.asked.valid.request)
-        if not self.operation.paid:
+        if not call.asked.sold:
             return
         closed = "payment_not_configured" if self.node.terms is None else self.node.path.closed
         if closed is not None:
@@ -266,7 +271,7 @@ class Pipeline:
             if budget is not None:
                 self._give_back(budget.policy.name, WHOLE_NODE, budget.opened_ms)
             raise
-        return outgoing(ended, allowance.headers | call.more_headers)
+        return self._answer(ended, allowance.headers | call.more_headers)
 
     async def _spend_budget(self, call: Call, known: keys.Known) -> quotas.Allowance | None:
         """Count a free call that an upstream bills on the budget for it; a kept result costs nothing."""
@@ -298,7 +303,7 @@ class Pipeline:
     async def _serve_paid(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
         self._admit(call, known)
         if known.paid:
-            return outgoing(await self._submit(call, known, None, turn), call.more_headers)
+            return self._answer(await self._submit(call, known, None, turn), call.more_headers)
         credential = call.asked.credential
         if credential is None:
             raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
@@ -315,7 +320,7 @@ class Pipeline:
             raise
         if not ended.replayed:
             self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
-        return outgoing(ended, allowance.headers | call.more_headers)
+        return self._answer(ended, allowance.headers | call.more_headers)
 
     def _checked(self, credential: Credential, call: Call) -> Quote:
         """Return the quote that a credential pays; raises what is wrong with it, without asking anybody."""
@@ -344,7 +349,8 @@ class Pipeline:
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
         )
         within = self.operation.deadline_s + SETTLEMENT_SLACK_S
-        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)
+        wait_s = call.asked.wait_s if call.asked.prefers_wait else within
+        return await self._operations(ops.Submit(order, wait_s), within, call, turn)
 
     async def _operations(
         self, message: ops.Submit | ops.Join, within: float, call: Call, turn: Turn | None
@@ -352,6 +358,9 @@ class Pipeline:
         """Ask the operations actor; what it never saw is retryable, what it saw goes on without us."""
         try:
             ended = await self.node.operations.ask(message, within=within + 5)
+        except trio.Cancelled:
+            self._leave(message)
+            raise
         except (Overloaded, ActorDown) as error:
             raise errors.CapacityExhausted(
                 "the node takes no more operations now", retry_after=RETRY_AFTER_S
@@ -369,6 +378,13 @@ class Pipeline:
         if turn is not None:
             turn.outcome = ended
         return ended
+
+    def _leave(self, question: ops.Submit | ops.Join) -> None:
+        """Tell that the client went away; where that cannot be told, the operation comes to its end all the same."""
+        try:
+            self.node.operations.tell(ops.Leave(question))
+        except ActorError as error:
+            log.info("leave_not_told", error=type(error).__name__)
 
 
 def _failed_meanwhile(known: keys.Known, waited_for: str | None, call: Call) -> GatewayError | None:

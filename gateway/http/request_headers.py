@@ -11,6 +11,7 @@ import attrs
 from gateway.errors import (
     IdempotencyKeyInvalid,
     IdempotencyKeyMissing,
+    InvalidHeader,
     PaymentHeaderConflict,
     PaymentHeaderObsolete,
     UnsupportedMediaType,
@@ -74,8 +75,8 @@ def require_json(headers: Headers) -> None:
         raise UnsupportedMediaType("the body has a Content-Encoding")
 
 
-def patience(headers: Headers) -> float:
-    """Return how many seconds the caller waits for an operation in flight: `Prefer: wait=N` (RFC 7240), at most 25."""
+def preferred_wait(headers: Headers) -> float | None:
+    """Return how many seconds the caller says it waits, at most 25 (`Prefer: wait=N`, RFC 7240); None: it does not."""
     for line in values(headers, "prefer"):
         for preference in line.split(","):
             name, _, value = preference.partition(";")[0].strip().lower().partition("=")
@@ -83,7 +84,17 @@ def patience(headers: Headers) -> float:
                 return 0.0
             if name.strip() == "wait" and re.fullmatch(r"[0-9]{1,6}", value.strip(' "')):
                 return min(float(value.strip(' "')), MAX_WAIT_S)
-    return MAX_WAIT_S
+    return None
+
+
+def funding(headers: Headers) -> str | None:
+    """Return what `x-gateway-funding` says, `paid` or `free`; None: it is absent.  Raises `InvalidHeader`."""
+    said = {value.strip().lower() for value in values(headers, "x-gateway-funding")}
+    if not said:
+        return None
+    if len(said) > 1 or not said <= {"paid", "free"}:
+        raise InvalidHeader("x-gateway-funding must be `paid` or `free`")
+    return said.pop()
 
 
 @attrs.frozen

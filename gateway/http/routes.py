@@ -17,7 +17,7 @@ from quart import Response, g, request
 from gateway import __version__, errors
 from gateway.actors import idempotency as keys
 from gateway.actors.runtime import ActorError
-from gateway.http import problems
+from gateway.http import openai_wire, problems
 from gateway.http.operation_view import view
 from gateway.http.pipeline import Incoming, Node, Pipeline
 from gateway.http.request_headers import Headers, idempotency_key
@@ -58,7 +58,7 @@ def build_app(
     def body_cap(path: str) -> int:
         return by_path[path].body_cap if path in by_path else DEFAULT_BODY_CAP
 
-    app = GatewayApp(base_url=base_url, body_cap=body_cap, encoded_prefixes=("/v1/models/",))
+    app = GatewayApp(base_url=base_url, body_cap=body_cap, encoded_prefixes=("/v1/models/",), dress=_dressed)
     for operation in table.values():
         app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)
@@ -66,6 +66,10 @@ def build_app(
     _add_health(app, readiness)
     _add_log(app)
     return app
+
+
+def _dressed(failure: errors.GatewayError, path: str) -> errors.GatewayError:
+    return openai_wire.dressed(failure) if openai_wire.speaks_openai(path) else failure
 
 
 def _serve(pipeline: Pipeline) -> Serve:

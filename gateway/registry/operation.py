@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -13,7 +13,7 @@ MICRO = 10**6
 """Prices are stated in millionths of a USD."""
 
 
-def _nothing_more(_: Mapping[str, Any]) -> GatewayError | None:
+def _nothing_more(_: Any) -> Any:
     return None
 
 
@@ -26,14 +26,21 @@ class Operation:
         schema: JSON Schema 2020-12 of the body, with defaults; the same object validates and is published.
         example: a body that the schema accepts; what an empty probe of a paid route is quoted for.
         request: the frozen attrs class that a valid body is structured into.
-        price: millionths of a USD for a request; 0 where `paid` is false.
+        paid: it is sold, at least for some requests; else no payment is ever read.
+        price: millionths of a USD for a request; 0 where the request is free.
         body_cap: bytes; a longer body is 413.
         deadline_s: seconds an execution may take.
-        quota: name of the quota that a call is counted on.
+        quota: name of the quota that a free call is counted on; a paid one is counted on `paid`.
         family: name of the executor.
         failure: the problem of an execution that started and failed.
         repeatable: False where a run that may have begun must never be begun again (a sandboxed command).
         refine: names the particular problem of a body that the schema refuses, where there is one.
+        check: what is wrong with a request that the schema accepts, where there is something.
+        cap: bytes that the body of this request may have, where that is less than `body_cap`.
+        funding_header: `x-gateway-funding` says what the caller takes the request to be.
+        answer: the form of a 200, the envelope of interface.md 2.1 or OpenAI's chat completion.
+        callable: False for a preview, which is listed and never runs.
+        stops_when_left: a free execution is stopped when nobody waits for it any more.
     """
 
     id: str
@@ -53,6 +60,16 @@ class Operation:
     failure: type[GatewayError]
     repeatable: bool = True
     refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
+    check: Callable[[Any], GatewayError | None] = _nothing_more
+    cap: Callable[[Any], int | None] = _nothing_more
+    funding_header: bool = False
+    answer: Literal["envelope", "chat_completion"] = "envelope"
+    callable: bool = True
+    stops_when_left: bool = False
+
+    def sells(self, request: Any) -> bool:
+        """Return True if this request is to be paid for."""
+        return self.paid and self.price(request) > 0
 
     def amount(self, request: Any, decimals: int) -> int:
         """Return the price of a request in atomic units of a dollar token of so many decimals, rounded up."""

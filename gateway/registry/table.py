@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from gateway.errors import ExecutorFailed
+from gateway.errors import ExecutionFailed, ExecutorFailed
+from gateway.registry.ai import chat_request as chat
+from gateway.registry.ai import execute_request as ai_execute
+from gateway.registry.ai import fast_call_request as fast_call
 from gateway.registry.operation import Operation
 from gateway.registry.search import request as search
 
@@ -55,4 +59,83 @@ SEARCH_PAID = Operation(
     refine=search.refine,
 )
 
-OPERATIONS: Mapping[str, Operation] = {each.id: each for each in (SEARCH_FREE, SEARCH_PAID)}
+AI_DEADLINE_S = 60.0
+EXECUTE_BODY_CAP = 16 * 2**20
+CHAT_BODY_CAP = 256 * 1024
+
+CHAT_COMPLETIONS = Operation(
+    id=chat.OPERATION,
+    path="/v1/chat/completions",
+    title="Chat completion",
+    summary="A chat in OpenAI's form: free within the published quota, paid at the flat price of the model's row.",
+    schema=chat.SCHEMA,
+    example=chat.EXAMPLE,
+    request=chat.ChatRequest,
+    paid=True,
+    price=chat.price,
+    key_required=False,
+    body_cap=CHAT_BODY_CAP,
+    deadline_s=AI_DEADLINE_S,
+    quota="free_ai",
+    family="ai",
+    failure=ExecutionFailed,
+    refine=chat.refine,
+    check=chat.check,
+    cap=chat.body_cap,
+    funding_header=True,
+    answer="chat_completion",
+    stops_when_left=True,
+)
+
+FAST_CALL = Operation(
+    id="agent.fast-call",
+    path="/v1/agent/fast-call",
+    title="Fast call",
+    summary="A preview: listed with its price, not callable and not purchasable.",
+    schema=fast_call.SCHEMA,
+    example=fast_call.EXAMPLE,
+    request=fast_call.FastCallRequest,
+    paid=False,
+    price=lambda _: 0,
+    key_required=False,
+    body_cap=fast_call.BODY_CAP,
+    deadline_s=fast_call.DEADLINE_S,
+    quota="free_ai",
+    family="ai",
+    failure=ExecutionFailed,
+    callable=False,
+)
+
+
+def ai_execute_operation(margin_percent: int) -> Operation:
+    """Return `ai.execute` with prices of so many percent of the catalog's rates."""
+    return Operation(
+        id=ai_execute.OPERATION,
+        path="/v1/ai/execute",
+        title="AI chat",
+        summary="A bounded chat: free models within the published quota, paid ones at a price bound to the request.",
+        schema=ai_execute.schema(),
+        example=ai_execute.EXAMPLE,
+        request=ai_execute.ExecuteRequest,
+        paid=True,
+        price=partial(ai_execute.price, margin_percent=margin_percent),
+        key_required=False,
+        body_cap=EXECUTE_BODY_CAP,
+        deadline_s=AI_DEADLINE_S,
+        quota="free_ai",
+        family="ai",
+        failure=ExecutionFailed,
+        refine=ai_execute.refine,
+        check=partial(ai_execute.check, margin_percent=margin_percent),
+        funding_header=True,
+        stops_when_left=True,
+    )
+
+
+def operations(margin_percent: int = 100) -> Mapping[str, Operation]:
+    """Return the table by operation id."""
+    entries = (SEARCH_FREE, SEARCH_PAID, ai_execute_operation(margin_percent), CHAT_COMPLETIONS, FAST_CALL)
+    return {each.id: each for each in entries}
+
+
+OPERATIONS: Mapping[str, Operation] = operations()

@@ -7,10 +7,18 @@ from hypothesis import strategies as st
 from gateway.errors import (
     IdempotencyKeyInvalid,
     IdempotencyKeyMissing,
+    InvalidHeader,
     PaymentHeaderConflict,
     PaymentHeaderObsolete,
 )
-from gateway.http.request_headers import MAX_WAIT_S, CallerAddress, idempotency_key, patience, payment_header
+from gateway.http.request_headers import (
+    MAX_WAIT_S,
+    CallerAddress,
+    funding,
+    idempotency_key,
+    payment_header,
+    preferred_wait,
+)
 
 LONG = "k" * 128
 
@@ -78,7 +86,7 @@ def test_every_printable_key_has_a_quoted_form(key: str) -> None:
 @pytest.mark.parametrize(
     ("prefer", "seconds"),
     [
-        ([], MAX_WAIT_S),
+        ([], None),
         (["wait=7"], 7),
         (["wait=0"], 0),
         (['wait="3"'], 3),
@@ -86,15 +94,27 @@ def test_every_printable_key_has_a_quoted_form(key: str) -> None:
         (["wait=9999"], MAX_WAIT_S),
         (["respond-async, wait=10"], 0),
         (["return=minimal", "wait=5"], 5),
-        (["wait=-1"], MAX_WAIT_S),
-        (["wait=1e3"], MAX_WAIT_S),
-        (["wait=\u0663"], MAX_WAIT_S),
-        (["wait"], MAX_WAIT_S),
-        (["x;wait=1"], MAX_WAIT_S),
+        (["wait=-1"], None),
+        (["wait=1e3"], None),
+        (["wait=\u0663"], None),
+        (["wait"], None),
+        (["x;wait=1"], None),
     ],
 )
-def test_patience_is_what_prefer_says_and_bounded(prefer: list[str], seconds: float) -> None:
-    assert patience([("prefer", line) for line in prefer]) == seconds
+def test_the_wait_is_what_prefer_says_and_bounded(prefer: list[str], seconds: float | None) -> None:
+    assert preferred_wait([("prefer", line) for line in prefer]) == seconds
+
+
+def test_the_funding_is_what_its_header_says() -> None:
+    assert funding([]) is None
+    assert funding([("x-gateway-funding", " Paid ")]) == "paid"
+    assert funding([("x-gateway-funding", "free"), ("x-gateway-funding", "free")]) == "free"
+
+
+@pytest.mark.parametrize("said", [["credit"], [""], ["paid", "free"]])
+def test_a_funding_that_is_none_is_refused(said: list[str]) -> None:
+    with pytest.raises(InvalidHeader):
+        funding([("x-gateway-funding", value) for value in said])
 
 
 def test_the_payment_header_of_either_protocol_is_found() -> None:

@@ -4,7 +4,18 @@ from gateway.actors.operations.actor import operations
 from gateway.actors.operations.exposure import Limits
 from gateway.actors.operations.in_hand import Surroundings
 from gateway.actors.operations.life import Effect, Event, Impossible, State, decide
-from gateway.actors.operations.order import Earlier, Elsewhere, Ended, Exposure, Join, Order, Overtaken, Resolve, Submit
+from gateway.actors.operations.order import (
+    Earlier,
+    Elsewhere,
+    Ended,
+    Exposure,
+    Join,
+    Leave,
+    Order,
+    Overtaken,
+    Resolve,
+    Submit,
+)
 
 __all__ = [
     "Earlier",
@@ -15,6 +26,7 @@ __all__ = [
     "Exposure",
     "Impossible",
     "Join",
+    "Leave",
     "Limits",
     "Order",
     "Overtaken",

@@ -23,7 +23,7 @@ from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings,
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
 from gateway.actors.operations.live import live
-from gateway.actors.operations.order import Elsewhere, Exposure, Join, Order, Resolve, Submit
+from gateway.actors.operations.order import Elsewhere, Exposure, Join, Leave, Order, Resolve, Submit
 from gateway.actors.operations.recovery import Unrecoverable, openable, recover
 from gateway.actors.operations.reorg import Watch
 from gateway.actors.operations.resolution import resolve
@@ -49,10 +49,12 @@ TAKE_OVER_EVERY_S = 0.5
 ELSEWHERE_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.25
 """How long one waits for an operation of another node before its key is looked up again, when nothing is heard."""
+COME_BACK_S = 0.2
+"""How long a free execution goes on after the last who waited for it has left."""
 RECONCILE_AT_ONCE = 64
 REST_AT_MOST_S = 300.0
 
-Message = Submit | Join | Resolve | Exposure
+Message = Submit | Join | Leave | Resolve | Exposure
 Structure = Callable[[Operation, Mapping[str, Any]], Any]
 
 
@@ -63,11 +65,12 @@ def new_operation_id(clock_ms: Callable[[], int]) -> str:
 
 @attrs.define(eq=False)
 class Claim:
-    """An order that is being claimed, and those who came for the same operation meanwhile."""
+    """An order that is being claimed, those who came for the same operation meanwhile, and those who left."""
 
     letter: Letter[Any]
     order: Order
     queue: list[Letter[Any]] = attrs.field(factory=list)
+    left: list[Submit | Join] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -145,6 +148,8 @@ class Desk:
             life.waiters.add(claimed.letter)
             for each in claimed.queue:
                 self.wait(each, life)
+            for question in claimed.left:
+                self.see_off(question, life)
             await self.carry(life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID)
             return
         del self.claims[operation_id]
@@ -245,6 +250,28 @@ class Desk:
             return
         life.waiters.add(letter)
         self.nursery.start_soon(self.lose_patience, letter, life)
+
+    def leave(self, question: Submit | Join) -> None:
+        """Take note that somebody went away who waited for an operation."""
+        try:
+            operation_id = question.operation_id if isinstance(question, Join) else self.named_by(question.order)
+        except IdempotencyKeyReused:
+            return  # it was refused
+        if operation_id in self.claims:
+            self.claims[operation_id].left.append(question)
+        elif operation_id in self.lives:
+            self.see_off(question, self.lives[operation_id])
+
+    def see_off(self, question: Submit | Join, life: Life) -> None:
+        """Let go of who went away; a free execution that nobody waits for any more is stopped a little later."""
+        if life.waiters.leave(question) and life.stops_when_left:
+            self.nursery.start_soon(self.stop_unattended, life)
+
+    async def stop_unattended(self, life: Life) -> None:
+        """Stop an execution, unless somebody has come back for it."""
+        await trio.sleep(COME_BACK_S)
+        if not life.waiters.letters:
+            life.stop()
 
     async def lose_patience(self, letter: Letter[Any], life: Life) -> None:
         """Tell an asker when it has waited long enough."""
@@ -401,6 +428,8 @@ async def operations(
                     desk.submit(letter)
                 case Join():
                     desk.join(letter, message.operation_id)
+                case Leave():
+                    desk.leave(message.question)
                 case Exposure():
                     letter.answer(message, desk.unsettled.by_payer())
                 case Resolve():

@@ -32,7 +32,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     payment, kept, credit = order.payment, None, None
     if earlier is not None:
         payment, kept, credit = await _taken_up(order, earlier, around)
-    if order.operation.paid and payment is None:
+    if payment is None and order.operation.sells(order.request):
         raise PaymentRequired
     if payment is not None and kept is None:
         await _refuse_held_payer(payment, around, now)

@@ -71,6 +71,8 @@ class Life:
         taken: another owner has taken it on.
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
+        running: the scope of its execution, while that runs.
+        stopped: nobody waits for it, and its execution is not to go on.
     """
 
     owner: rows.Owner
@@ -101,6 +103,8 @@ class Life:
     taken: bool = False
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
+    running: trio.CancelScope | None = None
+    stopped: bool = False
     waiters: Waiters = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -133,6 +137,17 @@ class Life:
             challenge_id=self.payment.challenge_id if self.payment else None,
             replayed=False,
         )
+
+    @property
+    def stops_when_left(self) -> bool:
+        """True where nobody is owed a result once nobody waits for it."""
+        return self.payment is None and self.operation is not None and self.operation.stops_when_left
+
+    def stop(self) -> None:
+        """Have the execution stopped, if it has not ended yet."""
+        self.stopped = True
+        if self.running is not None:
+            self.running.cancel()
 
     def paid_for(self) -> Payment:
         """Return the payment of a paid operation."""

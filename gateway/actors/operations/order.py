@@ -109,6 +109,13 @@ class Join(Ask[Ended]):
     wait_s: float = 25.0
 
 
+@attrs.frozen(eq=False)
+class Leave:
+    """Whoever asked `question`, this very object, went away: nobody waits for its answer any more."""
+
+    question: Submit | Join
+
+
 @attrs.frozen
 class Resolve(Ask[str]):
     """Record an operator's decision on an operation that waits for one; answers its new state.

@@ -9,7 +9,7 @@ from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
 from gateway.actors.operations.in_hand import Life, Surroundings, plain_output
 from gateway.actors.operations.life import Event
-from gateway.errors import ExecutionReconciliation, GatewayError, InternalError, PaymentRequired
+from gateway.errors import ExecutionCancelled, ExecutionReconciliation, GatewayError, InternalError, PaymentRequired
 from gateway.registry.canonical import result_hash
 from gateway.registry.execution import Served, Work
 from gateway.registry.operation import Operation
@@ -59,26 +59,34 @@ async def execute(life: Life, around: Surroundings) -> Event:
 
 
 async def _served(life: Life, around: Surroundings, operation: Operation) -> Served:
-    """Return what the executor gives; raises the `GatewayError` that its failure means."""
+    """Return what the executor gives; raises the `GatewayError` that its failure means.
+
+    Its scope ends at the deadline, or when nobody waits any more.
+    """
     deadline = trio.current_time() + operation.deadline_s
     work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline)
+    if life.stopped:
+        raise ExecutionCancelled
     try:
-        with trio.fail_at(deadline):
+        with trio.CancelScope(deadline=deadline) as life.running:
             return await around.families[operation.family].execute(work)
     except PaymentRequired as failure:
         log.exception("executor_asked_for_payment", operation_id=life.operation_id, operation=operation.id)
         raise InternalError from failure
     except GatewayError:
         raise
-    except trio.TooSlowError as slow:
-        if not operation.repeatable:
-            raise ExecutionReconciliation from slow
-        raise operation.failure(f"not finished within {operation.deadline_s:g} s") from slow
     except Exception as error:
         log.exception("executor_crashed", operation_id=life.operation_id, operation=operation.id, error=repr(error))
         if not operation.repeatable:
             raise ExecutionReconciliation from error
         raise InternalError from error
+    finally:
+        life.running = None
+    if life.stopped:
+        raise ExecutionCancelled
+    if not operation.repeatable:
+        raise ExecutionReconciliation
+    raise operation.failure(f"not finished within {operation.deadline_s:g} s")
 
 
 def _failed(life: Life, failure: GatewayError) -> Event:

@@ -51,6 +51,13 @@ class Waiters:
             del self.letters[letter]
             letter.refuse(failure)
 
+    def leave(self, question: Submit | Join) -> bool:
+        """Let go of who asked this and went away; return True if that leaves nobody."""
+        for letter in [each for each in self.letters if each.message is question]:
+            self.give_up(letter, OperationInProgress("the caller has left"))
+            return not self.letters
+        return False
+
     def _told(self, message: Submit | Join, failure: GatewayError) -> GatewayError:
         """Return what one is told: a refused payment is the business of those who brought it."""
         if not isinstance(failure, PaymentRequired) or self._brought(message):

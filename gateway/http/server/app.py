@@ -99,6 +99,7 @@ class GatewayApp(QuartTrio):
         base_url: public origin of the node, without a slash at the end.
         body_cap: bytes a request body may have, by path.
         encoded_prefixes: path prefixes under which percent-encoded spellings are legitimate.
+        dress: how the failure of a request for a path is to look there, beside being a problem; a copy of it.
         log: gets defects of the node; by default structlog's.
     """
 
@@ -111,12 +112,14 @@ class GatewayApp(QuartTrio):
         base_url: str,
         body_cap: Callable[[str], int],
         encoded_prefixes: Sequence[str] = (),
+        dress: Callable[[GatewayError, str], GatewayError] = lambda failure, _: failure,
         log: FilteringBoundLogger | None = None,
     ) -> None:
         super().__init__(import_name, static_folder=None)
         self.base_url = base_url
         self.body_cap = body_cap
         self.encoded_prefixes = tuple(encoded_prefixes)
+        self.dress = dress
         self.log: FilteringBoundLogger = log or structlog.get_logger("gateway.http")
         self.operations: dict[bytes, Serve] = {}
         self.url_map.merge_slashes = False
@@ -127,10 +130,11 @@ class GatewayApp(QuartTrio):
     def render(self, error: GatewayError, instance: str) -> problems.Answer:
         """Render the answer to a failure, for the layers beneath Quart too; it never fails itself."""
         try:
-            return problems.render(error, base_url=self.base_url, instance=instance)
+            return problems.render(self.dress(error, instance), base_url=self.base_url, instance=instance)
         except TypeError as defect:
             self.log.exception("http.defect", exc_info=defect, problem=error.code)
-            return problems.render(errors.InternalError(), base_url=self.base_url, instance=instance)
+            told = self.dress(errors.InternalError(), instance)
+            return problems.render(told, base_url=self.base_url, instance=instance)
 
     def add_url_rule(self, rule: str, *args: Any, **kwargs: Any) -> None:
         """Add a route; one that ends in a slash would redirect, so only the root may."""
