@@ -3,18 +3,16 @@ from __future__ import annotations
 import gzip
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
-import httpcore
 import pytest
 import trio
-from trio.testing import MockClock
 
 from gateway.actors.runtime import Ref, Runtime, open_runtime
-from gateway.actors.upstream import Call, Caller, exchange, open_client, open_pool, upstream
+from gateway.actors.upstream import Call, Caller, exchange, open_client, upstream
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpCall,
@@ -23,51 +21,7 @@ from gateway.registry.http_call import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-
-OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-Answer = Callable[[trio.SocketStream], Awaitable[None]]
-
-
-@attrs.define
-class Server:
-    """A raw server on a port of the kernel's choice; `heads` are the requests it read, one entry a request."""
-
-    url: str
-    heads: list[bytes] = attrs.field(factory=list)
-    connections: int = 0
-
-
-@asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[Server]:
-    """Serve: each request that arrives is read whole, then `answer` has the connection, until it returns False."""
-    server = Server("")
-
-    async def converse(stream: trio.SocketStream) -> None:
-        server.connections += 1
-        try:
-            while True:
-                head = bytearray()
-                while not _whole(head):
-                    chunk = await stream.receive_some(65536)
-                    if not chunk:
-                        return
-                    head += chunk
-                server.heads.append(bytes(head))
-                await answer(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return
-
-    async with trio.open_nursery() as nursery:
-        (listener, *_) = await nursery.start(partial(trio.serve_tcp, converse, 0, host="127.0.0.1"))
-        server.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-        yield server
-        nursery.cancel_scope.cancel()
-
-
-def _whole(request: bytearray) -> bool:
-    head, end, body = bytes(request).partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    return bool(end) and len(body) >= length
+from tests.actors.back_ends import OK, Answer, Authority, Server, hang, sends, serving
 
 
 @attrs.frozen
@@ -82,20 +36,6 @@ async def upstreaming(*, places: int = 8, grace: float = 5.0, **options: object)
     async with open_runtime(grace=grace) as runtime:
         ref = await runtime.start("upstream", partial(upstream, places=places, **options))  # type: ignore[arg-type]
         yield Scene(Caller(ref), ref, runtime)
-
-
-def sends(*parts: bytes, close: bool = False) -> Answer:
-    async def answer(stream: trio.SocketStream) -> None:
-        for part in parts:
-            await stream.send_all(part)
-        if close:
-            await stream.aclose()
-
-    return answer
-
-
-async def hang(stream: trio.SocketStream) -> None:
-    await stream.receive_some(1)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -147,6 +87,28 @@ async def test_a_connection_is_used_again() -> None:
         for _ in range(5):
             await scene.caller(HttpCall("GET", server.url))
     assert server.connections == 1
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.actors.upstream.IDLE_S", 0.0)
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        for _ in range(3):
+            await scene.caller(HttpCall("GET", server.url))
+        with trio.fail_after(5):
+            while server.open > 1:
+                await trio.lowlevel.checkpoint()
+    assert server.connections == 3
+
+
+async def test_no_more_connections_are_kept_than_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.actors.upstream.IDLE_CONNECTIONS", 2)
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(scene.caller, HttpCall("GET", server.url))
+        with trio.fail_after(5):
+            while server.open > 2:
+                await trio.lowlevel.checkpoint()
 
 
 async def test_an_answer_that_closes_is_followed_by_a_new_connection() -> None:
@@ -358,12 +320,10 @@ async def test_a_header_that_is_none_is_not_sent(header: tuple[str, str]) -> Non
 
 
 async def test_a_defect_ends_only_its_call() -> None:
-    def connect(places: int, *, tls: bool) -> httpcore.AsyncConnectionPool:
-        if tls:
-            raise ZeroDivisionError
-        return open_pool(places, tls=tls)
+    def no_trust() -> ssl.SSLContext:
+        raise ZeroDivisionError
 
-    async with serving(sends(OK)) as server, upstreaming(connect=connect) as scene:
+    async with serving(sends(OK)) as server, upstreaming(trust=no_trust) as scene:
         with pytest.raises(UpstreamBroken):
             await scene.caller(HttpCall("GET", server.url.replace("http:", "https:")))
         assert (await scene.caller(HttpCall("GET", server.url))).status == 200
@@ -387,13 +347,6 @@ async def test_a_handshake_that_hangs_was_sent_nothing() -> None:
         with pytest.raises(UpstreamUnreachable):
             await scene.caller(HttpCall("GET", url, timeout_s=0.3))
     await listeners[0].aclose()
-
-
-async def test_trust_is_read_once() -> None:
-    first, second = open_pool(1, tls=True), open_pool(1, tls=True)
-    assert isinstance(first._ssl_context, ssl.SSLContext)
-    assert first._ssl_context is second._ssl_context
-    assert open_pool(1, tls=False)._ssl_context is None
 
 
 async def test_a_back_end_whose_places_are_taken_says_so_and_starves_no_other() -> None:
@@ -428,6 +381,140 @@ async def test_a_command_calls_without_an_actor() -> None:
 # -- cancellation, wedges, drain ---------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def hanging() -> AsyncIterator[tuple[Server, trio.Event]]:
+    """Serve nothing, and tell when a caller has hung up."""
+    hung_up = trio.Event()
+
+    async def answer(stream: trio.SocketStream) -> None:
+        if not await stream.receive_some(1):
+            hung_up.set()
+
+    async with serving(answer) as server:
+        yield server, hung_up
+
+
+async def leave(scene: Scene, server: Server, *, stops: bool) -> None:
+    """Make a call and leave it as soon as the server has read it."""
+    asked = len(server.heads)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(scene.caller, HttpCall("POST", server.url, content=b"{}"), stops=stops))
+        while len(server.heads) == asked:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stopped_call_hangs_up_within_a_second() -> None:
+    async with hanging() as (server, hung_up), upstreaming() as scene:
+        await leave(scene, server, stops=True)
+        with trio.fail_after(1):
+            await hung_up.wait()
+        assert scene.ref.health().held == 0
+
+
+async def test_a_call_that_was_not_to_be_stopped_outlives_its_asker() -> None:
+    answered = trio.Event()
+
+    async def answer(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(0.05) as silence:
+            await stream.receive_some(1)
+        if silence.cancelled_caught:
+            await stream.send_all(OK)
+            answered.set()
+
+    async with serving(answer) as server, upstreaming() as scene:
+        await leave(scene, server, stops=False)
+        with trio.fail_after(5):
+            await answered.wait()
+            while scene.ref.health().held:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_the_connection_of_a_stopped_call_is_not_used_again() -> None:
+    asked = 0
+
+    async def answer(stream: trio.SocketStream) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await stream.receive_some(1)
+        await stream.send_all(OK)
+
+    async with serving(answer) as server, upstreaming(places=1) as scene:
+        await scene.caller(HttpCall("GET", server.url), stops=True)
+        await leave(scene, server, stops=True)
+        assert (await scene.caller(HttpCall("GET", server.url), stops=True)).content == b"ok"
+    assert server.connections == 2
+
+
+async def test_an_answered_call_is_not_stopped_by_what_follows() -> None:
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        for _ in range(5):
+            assert (await scene.caller(HttpCall("GET", server.url), stops=True)).content == b"ok"
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("waits_for", ["handshake", "place"])
+async def test_a_call_is_stopped_before_its_connection_stands(waits_for: str) -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepted by the kernel, answered by nobody
+    url = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+    async with upstreaming(places=1, grace=0.1) as scene, trio.open_nursery() as nursery:
+
+        async def occupy() -> None:
+            with pytest.raises(UpstreamFailed):
+                await scene.caller(HttpCall("GET", url))
+
+        if waits_for == "place":
+            nursery.start_soon(occupy)
+        others = 1 if waits_for == "place" else 0
+        for _ in range(3):
+            with trio.move_on_after(0.02):
+                await scene.caller(HttpCall("GET", url), stops=True)
+        began = trio.current_time()
+        while scene.ref.health().held > others:
+            await trio.lowlevel.checkpoint()
+        assert trio.current_time() - began < 1
+    await listeners[0].aclose()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls: bool) -> None:
+    rng = random.Random(4)
+    authority = Authority()
+    done = 0
+
+    async def answer(stream: trio.SocketStream) -> None:
+        for part in (OK[:9], OK[9:-1], OK[-1:]):
+            with trio.move_on_after(rng.random() * 0.004):
+                await trio.sleep_forever()
+            await stream.send_all(part)
+
+    async def ask(scene: Scene, url: str) -> None:
+        nonlocal done
+        with trio.move_on_after(rng.random() * 0.03):
+            stops = rng.random() < 0.9
+            assert (await scene.caller(HttpCall("GET", url, timeout_s=5), stops=stops)).content == b"ok"
+            done += 1
+
+    async with (
+        serving(answer, authority if tls else None) as server,
+        upstreaming(places=4, trust=authority.trust) as scene,
+    ):
+        for _ in range(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(ask, scene, server.url)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(scene.caller, HttpCall("GET", server.url, timeout_s=5))
+        health = scene.ref.health()
+        assert (health.held, health.crashes) == (0, 0)
+        with trio.fail_after(5):
+            while server.open > 4:
+                await trio.lowlevel.checkpoint()
+    assert 0 < done < 400
+
+
 async def test_askers_that_leave_wedge_nothing() -> None:
     rng = random.Random(7)
     async with serving(sends(OK)) as server, upstreaming(places=4) as scene:
@@ -441,60 +528,6 @@ async def test_askers_that_leave_wedge_nothing() -> None:
                 nursery.start_soon(leave_early)
         assert (await scene.caller(HttpCall("GET", server.url, timeout_s=2))).status == 200
         assert scene.ref.health().crashes == 0
-
-
-async def test_a_wedged_pool_is_thrown_away(autojump_clock: MockClock) -> None:
-    pools: list[httpcore.AsyncConnectionPool] = []
-
-    def connect(places: int, *, tls: bool) -> httpcore.AsyncConnectionPool:
-        pool = open_pool(places, tls=tls)
-        if not pools:  # as a request leaves it that is cancelled before it connects
-            pool._connections = [pool.create_connection(httpcore.URL("http://127.0.0.1").origin) for _ in range(places)]
-        pools.append(pool)
-        return pool
-
-    async with serving(sends(OK)) as server, upstreaming(places=2, connect=connect) as scene:
-        with pytest.raises(UpstreamUnreachable) as caught:
-            await scene.caller(HttpCall("GET", server.url))
-        assert not caught.value.sent
-        assert pools[0].connections == []
-        assert (await scene.caller(HttpCall("GET", server.url))).status == 200
-    assert len(pools) == 2
-
-
-async def test_a_wedged_pool_lets_the_calls_it_has_end(autojump_clock: MockClock) -> None:
-    pools: list[httpcore.AsyncConnectionPool] = []
-    release = trio.Event()
-
-    def connect(places: int, *, tls: bool) -> httpcore.AsyncConnectionPool:
-        pools.append(open_pool(places, tls=tls))
-        return pools[-1]
-
-    async def answer(stream: trio.SocketStream) -> None:
-        await release.wait()
-        await stream.send_all(OK)
-
-    answers = []
-    async with (
-        serving(answer) as server,
-        upstreaming(places=2, connect=connect) as scene,
-        trio.open_nursery() as nursery,
-    ):
-
-        async def ask() -> None:
-            answers.append(await scene.caller(HttpCall("GET", server.url, timeout_s=60)))
-
-        nursery.start_soon(ask)
-        while not server.heads:
-            await trio.lowlevel.checkpoint()
-        pools[0]._connections.append(pools[0].create_connection(httpcore.URL(server.url).origin))
-        with pytest.raises(UpstreamUnreachable):
-            await scene.caller(HttpCall("GET", server.url))
-        assert len(pools) == 2
-        assert len(pools[0].connections) == 2
-        release.set()
-    assert [each.status for each in answers] == [200]
-    assert pools[0].connections == []
 
 
 async def test_a_call_in_flight_at_shutdown_is_finished() -> None:
