@@ -153,7 +153,7 @@ class OpenAiAdapter:
         return reading.request(f"{self._dialect.root}/chat/completions", self._headers, body, self.target, timeout_s)
 
     def _prove(self, answers: Sequence[HttpAnswer]) -> None:
-        listing, *_ = [reading.json_body(answer, self.key) for answer in answers]
+        listing = reading.bodies(answers, len(self.probe_calls()), self.key)[0]
         names = [text_member(each, "id") for each in reading.objects(listing.get("data"))]
         if not any(name and same_name(name, self.upstream_model) for name in names):
             raise ModelFailed("model_not_listed", f"its listing of {len(names)} models does not have this one")

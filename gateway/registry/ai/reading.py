@@ -63,6 +63,13 @@ def json_body(answer: HttpAnswer, key: str) -> dict[str, Any]:
     return value
 
 
+def bodies(answers: Sequence[HttpAnswer], asked: int, key: str) -> Sequence[dict[str, Any]]:
+    """Return the JSON objects of the 200 answers to `asked` calls; raises `ModelFailed`."""
+    if len(answers) != asked:
+        raise ModelFailed("malformed_answer", f"{len(answers)} answers to {asked} calls")
+    return [json_body(answer, key) for answer in answers]
+
+
 def error_within(error: Any, answer: HttpAnswer, key: str) -> ModelFailed:
     """Return the failure that an error inside a 200 answer tells of."""
     code = error.get("code") if isinstance(error, dict) else None
