@@ -63,6 +63,26 @@ cost_atomic = 5
 simulated = true
 [[search.adapter]]
 kind = "index"
+[ai]
+embedded = false
+embedded_threads = 2
+embedded_memory_mib = 600
+probe_interval_s = 20
+canary_interval_s = 1800
+margin_percent = 125
+[[ai.route]]
+model = "openai/gpt-5.6-luna"
+kind = "openai"
+base_url = "https://models.example/v1"
+upstream_model = "gpt-5.6-luna"
+key_file = "model.key"
+name = "luna"
+billed = false
+canary = true
+simulated = true
+[[ai.route]]
+model = "anthropic/claude-sonnet-4.6"
+kind = "anthropic"
 """
 
 
@@ -92,6 +112,9 @@ def test_every_key_of_every_section_can_be_set(tmp_path: Path) -> None:
     assert [each.kind for each in configuration.search.adapter] == ["searxng", "index"]
     assert configuration.search.adapter[0].cost_atomic == 5
     assert configuration.search.adapter[1].cost_atomic is None
+    luna, sonnet = configuration.ai.route
+    assert (luna.name, luna.billed, luna.canary, luna.key_file) == ("luna", False, True, str(tmp_path / "model.key"))
+    assert (sonnet.billed, sonnet.canary, sonnet.simulated) == (None, None, False)
 
 
 def test_without_a_file_there_are_defaults_that_hold() -> None:
@@ -124,9 +147,14 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
     }
     raw: str
     expected: Any
-    bounded = {"lease_ms": 700}
+    kinds: list[str] = []
+    bounded = {"lease_ms": 700, "embedded_memory_mib": 700}
     if key == "adapter":
-        raw, expected = '[{kind = "index"}, {kind = "ddgs"}]', None
+        raw, expected, kinds = '[{kind = "index"}, {kind = "ddgs"}]', None, ["index", "ddgs"]
+    elif key == "route":
+        raw, expected, kinds = '[{model = "a/b", kind = "openai"}]', None, ["openai"]
+    elif isinstance(default, bool):
+        raw, expected = str(not default).lower(), not default
     elif isinstance(default, tuple):
         raw, expected = {
             "listen": ('["127.0.0.1:1"]', ("127.0.0.1:1",)),
@@ -148,7 +176,7 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
     if key == "password_file":
         environment["GATEWAY_STORE__URL"] = "postgresql://127.0.0.1/gateway"
     found = getattr(getattr(load(None, environment), section), key)
-    assert found == expected if expected is not None else [each.kind for each in found] == ["index", "ddgs"]
+    assert found == expected if expected is not None else [each.kind for each in found] == kinds
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

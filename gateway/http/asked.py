@@ -84,11 +84,10 @@ class Reader:
         headers = incoming.headers
         network = self.callers.network(incoming.peer, headers)
         prefers = preferred_wait(headers)
-        asked = Asked(
-            self.validator.example, None, network, MAX_WAIT_S if prefers is None else prefers, sold=True, example=True
-        )
+        wait_s, prefers_wait = (MAX_WAIT_S, False) if prefers is None else (prefers, True)
         if self._is_probe(body, headers):
-            return attrs.evolve(asked, prefers_wait=prefers is not None)
+            example = self.validator.valid(self.operation.example)
+            return Asked(example, None, network, wait_s, sold=True, prefers_wait=prefers_wait, example=True)
         faults: list[GatewayError] = []
         violations = [Violation("", "the body is empty")] if body is None else self.validator.violations(body)
         valid = None if violations else self.validator.valid(body)
@@ -101,17 +100,7 @@ class Reader:
             if quote is not None and quote.example:
                 raise errors.ExampleQuote
             raise self._refusal(body, violations, faults, problem)
-        return attrs.evolve(
-            asked,
-            valid=valid,
-            key=key,
-            sold=sold,
-            prefers_wait=prefers is not None,
-            credential=credential,
-            quote=quote,
-            refusal=refusal,
-            example=False,
-        )
+        return Asked(valid, key, network, wait_s, sold, prefers_wait, credential, quote, refusal)
 
     def _problem(self, valid: Valid, size: int, headers: Headers, *, sold: bool) -> GatewayError | None:
         """Return what is wrong with a request that the schema accepts."""

@@ -75,14 +75,12 @@ class BodyValidator:
     """Validates the bodies of one operation."""
 
     operation: Operation
-    example: Valid
     _schema: jsonschema_rs.Draft202012Validator
 
     @classmethod
     def of(cls, operation: Operation) -> BodyValidator:
         """Compile the schema of an operation; what it says of a value never repeats the value."""
-        schema = jsonschema_rs.Draft202012Validator(dict(operation.schema), mask="the value")
-        return cls(operation, _valid(operation, operation.example), schema)
+        return cls(operation, jsonschema_rs.Draft202012Validator(dict(operation.schema), mask="the value"))
 
     def validate(self, body: Any) -> Valid:
         """Return the valid request; raises what `refusal` returns."""
@@ -99,7 +97,8 @@ class BodyValidator:
 
     def valid(self, body: Any) -> Valid:
         """Return a body without violations as the valid request that it is."""
-        return _valid(self.operation, body)
+        filled = with_defaults(self.operation.schema, body)
+        return Valid(filled, structure(self.operation, filled), request_hash(self.operation.id, filled))
 
     def refusal(self, body: Any, violations: Sequence[Violation]) -> GatewayError:
         """Return the problem of a request with these violations: the particular one that the operation names, if any.
@@ -127,11 +126,6 @@ class BodyValidator:
                     yield Violation(at, "has a member whose name is not allowed")
                 case _:
                     yield Violation(at, error.message)
-
-
-def _valid(operation: Operation, body: Any) -> Valid:
-    filled = with_defaults(operation.schema, body)
-    return Valid(filled, structure(operation, filled), request_hash(operation.id, filled))
 
 
 def pointer(path: Any) -> str:

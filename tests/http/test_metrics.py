@@ -60,7 +60,7 @@ async def counted() -> AsyncIterator[tuple[Metrics, str]]:
 
     app.add_operation(OPERATIONS["search.paid"].path, paid)
     app.add_operation(OPERATIONS["search.free"].path, free)
-    metrics.watch(app, OPERATIONS)
+    metrics.watch(app, {name: OPERATIONS[name] for name in ("search.paid", "search.free")})
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(partial(serve, app, [bind("127.0.0.1:0")], stop=stop))

@@ -263,14 +263,14 @@ class Desk:
             self.see_off(question, self.lives[operation_id])
 
     def see_off(self, question: Submit | Join, life: Life) -> None:
-        """Let go of who went away; a free execution that nobody waits for any more is stopped a little later."""
+        """Note who went away; a free execution that nobody waits for any more is stopped a little later."""
         if life.waiters.leave(question) and life.stops_when_left:
             self.nursery.start_soon(self.stop_unattended, life)
 
     async def stop_unattended(self, life: Life) -> None:
         """Stop an execution, unless somebody has come back for it."""
         await trio.sleep(COME_BACK_S)
-        if not life.waiters.letters:
+        if not life.waiters.attended:
             life.stop()
 
     async def lose_patience(self, letter: Letter[Any], life: Life) -> None:

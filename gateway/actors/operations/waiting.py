@@ -24,14 +24,17 @@ def own(failure: GatewayError) -> GatewayError:
 
 @attrs.define(eq=False)
 class Waiters:
-    """The letters that wait for one operation, in the order in which they came; `payment` is what pays for it."""
+    """The letters that wait for one operation, in the order in which they came; `payment` is what pays for it.
+
+    Of each letter: its asker is still there.
+    """
 
     payment: Payment | None
-    letters: dict[Letter[Any], None] = attrs.field(factory=dict)
+    letters: dict[Letter[Any], bool] = attrs.field(factory=dict)
 
     def add(self, letter: Letter[Any]) -> None:
         """Let one more wait."""
-        self.letters[letter] = None
+        self.letters[letter] = True
 
     def answer(self, ended: Ended) -> None:
         """Give all of them the result; the first gets it as new, the others as a replay."""
@@ -52,11 +55,15 @@ class Waiters:
             letter.refuse(failure)
 
     def leave(self, question: Submit | Join) -> bool:
-        """Let go of who asked this and went away; return True if that leaves nobody."""
-        for letter in [each for each in self.letters if each.message is question]:
-            self.give_up(letter, OperationInProgress("the caller has left"))
-            return not self.letters
-        return False
+        """Note that who asked this went away; return True if that leaves nobody."""
+        gone = [letter for letter in self.letters if letter.message is question]
+        self.letters |= dict.fromkeys(gone, False)
+        return bool(gone) and not self.attended
+
+    @property
+    def attended(self) -> bool:
+        """True while somebody is there to be answered."""
+        return any(self.letters.values())
 
     def _told(self, message: Submit | Join, failure: GatewayError) -> GatewayError:
         """Return what one is told: a refused payment is the business of those who brought it."""
