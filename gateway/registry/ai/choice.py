@@ -66,7 +66,7 @@ class Choice:
 def standing(catalog: Catalog, routes: Sequence[ModelRoute], proofs_of: ProofsOf, model_id: str) -> Standing:
     """Return what can be said of an id; raises `ModelNotFound`."""
     model = _row(catalog, model_id)
-    judged = [(route, proofs_of(route.route_id)) for group in _groups(catalog, routes, model) for route in group]
+    judged = [(route, proofs_of(route.route_id)) for group in _groups(routes, model) for route in group]
     if not judged:
         return Standing(model, State.UNAVAILABLE, NO_ROUTE, None, None, None)
     route, evidence = next((each for each in judged if each[1].open), judged[0])
@@ -84,7 +84,7 @@ def choose(catalog: Catalog, routes: Sequence[ModelRoute], prompt: Prompt, proof
     closed: dict[str, str | None] = {}
     lacking: dict[str, str] = {}
     preferred = ""
-    for group in _groups(catalog, routes, model):
+    for group in _groups(routes, model):
         candidates: list[tuple[ModelRoute, Evidence]] = []
         for route in group:
             evidence, lack = proofs_of(route.route_id), route.adapter.lacks(prompt)
@@ -126,16 +126,10 @@ def _row(catalog: Catalog, model_id: str) -> Model:
     return model
 
 
-def _groups(catalog: Catalog, routes: Sequence[ModelRoute], model: Model) -> Iterator[list[ModelRoute]]:
-    """Yield the routes that may answer for a model, those to one id at a time."""
-    yield [route for route in routes if route.model == model.id]
-    for candidate_id in model.candidates:
-        if _stands_in(catalog.get(candidate_id), model):
-            yield [route for route in routes if route.model == candidate_id]
+def _groups(routes: Sequence[ModelRoute], model: Model) -> Iterator[list[ModelRoute]]:
+    """Yield the routes that may answer for a model, those to one id at a time.
 
-
-def _stands_in(candidate: Model | None, alias: Model) -> bool:
-    """Tell whether an id keeps what its alias promises: the capabilities, and to cost nothing where the alias does."""
-    if candidate is None or not candidate.capabilities >= alias.capabilities:
-        return False
-    return alias.billing != "free" or candidate.billing == "free"
+    That the candidates of an alias keep its capabilities and are billed as it is, the catalog sees to.
+    """
+    for model_id in (model.id, *model.candidates):
+        yield [route for route in routes if route.model == model_id]
