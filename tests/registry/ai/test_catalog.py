@@ -164,7 +164,7 @@ def test_thirteen_models_are_paid_at_the_seven_prices() -> None:
 def test_the_63_other_ids_have_no_price_and_only_the_speech_model_is_offered() -> None:
     others = [each for each in CATALOG.models.values() if each.billing is None]
     assert len(others) == 63
-    assert all(each.price is each.rates is each.max_output_tokens is None for each in others)
+    assert {(each.price, each.rates, each.max_output_tokens) for each in others} == {(None, None, None)}
     assert [each.id for each in others if each.operations] == [WHISPER]
     assert {each.lifecycle for each in others if not each.operations} == {"preview"}
 
