@@ -1,8 +1,10 @@
 """The sample agent: buys with the stock x402 client and the stock MPP client, and proves what it got.
 
 A process of its own (`python -m gateway.world.agent --help`), because both clients run on asyncio.  It prints one JSON
-line a step: step, gateway, operation, protocol, status, operationId, charged (atomic units), transaction, replayed,
-proved, ms, code and detail where something is to be said, and joined where the same request was in flight already.
+line a step: step, gateway, operation, protocol, status, operationId, price (what was asked for it, null for a free
+one), charged (atomic units both), transaction, answeredBy, simulated, replayed, proved, ms, code and detail where
+something is to be said, and joined where the same request was in flight already.  A line `{"waits": ...}` says what it
+waits for.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import httpx
@@ -38,20 +41,28 @@ from gateway.registry.receipts import ReceiptInvalid, verify_receipt
 TIMEOUT_S = 90.0
 TRIES = 240
 PAUSE_S = 0.25
+OPENING_TRIES = 360
+"""Of `PAUSE_S` each: how long a model that is being started is waited for."""
 SPENDING_CAP = "1"
 """Dollars a call: what stock clients allow without being told."""
 
 
 @attrs.frozen
 class Purchase:
-    """One operation to call; `protocol` is `x402`, `mpp` or `free`."""
+    """One operation to call; `protocol` is `x402`, `mpp` or `free`, `model` is waited for until it can be called."""
 
     name: str
     operation: str
     path: str
     protocol: str
     body: Mapping[str, Any]
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    model: str = ""
 
+
+PASSING = ("unproven",)
+"""Why a model is closed that will open by itself soon."""
+FAST, LUNA = "gateway/fast", "openai/gpt-5.6-luna"
 
 ROUND = (
     Purchase(
@@ -71,6 +82,44 @@ ROUND = (
         "mpp",
         {"query": "how do software agents pay for APIs", "maxResults": 5, "synthesize": False},
     ),
+    Purchase(
+        "free chat",
+        "chat.completions",
+        "/v1/chat/completions",
+        "free",
+        {"model": FAST, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 48},
+        model=FAST,
+    ),
+    Purchase(
+        "AI over x402",
+        "ai.execute",
+        "/v1/ai/execute",
+        "x402",
+        {
+            "model": LUNA,
+            "input": {
+                "kind": "chat",
+                "messages": [{"role": "user", "content": "What is an HTTP status code?"}],
+                "responseFormat": "text",
+                "stream": False,
+            },
+            "maximumOutputTokens": 256,
+        },
+        model=LUNA,
+    ),
+    Purchase(
+        "chat over MPP",
+        "chat.completions",
+        "/v1/chat/completions",
+        "mpp",
+        {
+            "model": LUNA,
+            "messages": [{"role": "user", "content": "What does a receipt prove?"}],
+            "max_completion_tokens": 256,
+        },
+        {"x-gateway-funding": "paid"},
+        LUNA,
+    ),
 )
 
 
@@ -82,12 +131,54 @@ async def buy_all(gateways: Sequence[str], account: LocalAccount, emit: Callable
     """Make the round: each purchase, and each paid one a second time under the same key; step by step, node by node."""
     key_set, turns = await _key_set(gateways[0]), cycle(gateways)
     for purchase in ROUND:
-        named = {"Idempotency-Key": _new_key()}
-        for name in (purchase.name, f"{purchase.name}, again")[: 1 if purchase.protocol == "free" else 2]:
+        named = {"Idempotency-Key": _new_key(), **purchase.headers}
+        free, body = purchase.protocol == "free", dict(purchase.body)
+        for name in (purchase.name, f"{purchase.name}, again")[: 1 if free else 2]:
             gateway = next(turns)
+            if purchase.model:
+                await _until_open(gateway, purchase.model, emit)
+            price = None if free else await _price(gateway, purchase)
             async with client_of(purchase.protocol, gateway, account) as client:
-                asking = client.post(purchase.path, json=dict(purchase.body), headers=named)
-                emit(await _step(asking, purchase, gateway, key_set, name))
+                asking = client.post(purchase.path, json=body, headers=named)
+                emit(await _step(asking, purchase, gateway, key_set, name) | {"price": price})
+
+
+async def _price(gateway: str, purchase: Purchase) -> str | None:
+    """Return what is asked for a purchase, in atomic units, by looking at the price tag without buying."""
+    named = {"Idempotency-Key": _new_key(), **purchase.headers}
+    async with httpx.AsyncClient(base_url=gateway, timeout=TIMEOUT_S) as plain:
+        with suppress(httpx.TransportError):
+            return _price_tag(await plain.post(purchase.path, json=dict(purchase.body), headers=named))
+    return None
+
+
+def _price_tag(asked: httpx.Response) -> str | None:
+    price = asked.json().get("price") if asked.status_code == 402 else None
+    return str(price["amountAtomic"]) if price else None
+
+
+async def _until_open(gateway: str, model: str, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Wait while a model is being started; returns as well when it stays closed, for the call to be told why."""
+    told = None
+    async with httpx.AsyncClient(base_url=gateway, timeout=TIMEOUT_S) as plain:
+        for _ in range(OPENING_TRIES):
+            reason = await _closed(plain, model)
+            if reason not in PASSING:
+                return
+            if reason != told:
+                emit({"waits": f"{model} is not open yet: {reason.replace('_', ' ')}"})
+                told = reason
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _closed(client: httpx.AsyncClient, model: str) -> str | None:
+    """Return why a model cannot be called now, None where it can or the node does not say."""
+    with suppress(httpx.TransportError):
+        answer = await client.get(f"/v1/models/{quote(model, safe='')}")
+        if answer.status_code == 200:
+            reason = answer.json()["gateway"]["commerce"]["reason"]
+            return None if reason is None else str(reason)
+    return None
 
 
 async def buy_from_the_dying(
@@ -105,17 +196,18 @@ async def buy_from_the_dying(
         if asked.status_code != 402:
             emit(await _step(_at_once(asked), SURVIVOR, first, key_set, SURVIVOR.name))
             return
+        price = {"price": _price_tag(asked)}
         named |= await _credential(asked, account)
         with suppress(httpx.TransportError):
             early = await client.post(first + SURVIVOR.path, json=body, headers=named)
             emit(_line(SURVIVOR, first, SURVIVOR.name) | {"detail": f"answered {early.status_code}: was not killed"})
             return
         served = _until_served(client, second + SURVIVOR.path, body, named)
-        emit(line := await _step(served, SURVIVOR, second, key_set, SURVIVOR.name) | {"joined": True})
+        emit(line := await _step(served, SURVIVOR, second, key_set, SURVIVOR.name) | price | {"joined": True})
         if line["status"] == 200:
             await _until_ready(client, first)
             asking = client.post(first + SURVIVOR.path, json=body, headers=named)
-            emit(await _step(asking, SURVIVOR, first, key_set, f"{SURVIVOR.name}, again"))
+            emit(await _step(asking, SURVIVOR, first, key_set, f"{SURVIVOR.name}, again") | price)
 
 
 async def _key_set(gateway: str) -> dict[str, Any]:
@@ -197,8 +289,11 @@ def _line(purchase: Purchase, gateway: str, name: str) -> dict[str, Any]:
 
 UNPROVED: Mapping[str, Any] = {
     "operationId": None,
+    "price": None,
     "charged": "0",
     "transaction": None,
+    "answeredBy": None,
+    "simulated": False,
     "replayed": False,
     "proved": False,
 }
@@ -216,12 +311,15 @@ def outcome(answer: httpx.Response, key_set: Mapping[str, Any]) -> dict[str, Any
             "code": code,
             "detail": str(body.get("detail", body) if isinstance(body, dict) else body),
         }
-    receipt = body.get("receipt") or {}
+    about, output = _opened(body)
+    receipt, route = about.get("receipt") or {}, output.get("route") or {}
     told = {
-        "operationId": body.get("operationId"),
+        "operationId": about.get("operationId"),
         "charged": str((receipt.get("charge") or {}).get("amountAtomic", "0")),
         "transaction": (receipt.get("settlement") or {}).get("transaction"),
-        "replayed": body.get("replayed") is True,
+        "answeredBy": route.get("model") or output.get("model") or next(iter(route.get("servingAdapters") or ()), None),
+        "simulated": route.get("simulated") is True,
+        "replayed": about.get("replayed") is True,
         "proved": False,
     }
     try:
@@ -229,14 +327,23 @@ def outcome(answer: httpx.Response, key_set: Mapping[str, Any]) -> dict[str, Any
     except ReceiptInvalid as error:
         return told | {"detail": f"receipt: {error}"}
     bound = {
-        "operationId": body.get("operationId"),
-        "requestHash": body.get("requestHash"),
-        "resultHash": result_hash(body.get("output") or {}),
+        "operationId": about.get("operationId"),
+        "requestHash": about.get("requestHash"),
+        "resultHash": result_hash(output),
     }
     for member, value in bound.items():
         if receipt.get(member) != value:
             return told | {"detail": f"receipt: {member} is {receipt.get(member)}, the answer's is {value}"}
     return told | {"proved": True}
+
+
+def _opened(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return what an answer says of its operation, and the output that its receipt speaks of."""
+    about = body.get("gateway")
+    if body.get("object") == "chat.completion" and isinstance(about, dict):
+        output = {name: value for name, value in body.items() if name != "gateway"}
+        return about, output | {"route": about.get("route")}
+    return body, body.get("output") or {}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -31,8 +31,8 @@ from gateway.world.world import World, open_world
 
 AGENT = (sys.executable, "-P", "-m", "gateway.world.agent")
 ROUND_S = 300.0
-STEPS = 5
-"""Lines of a whole round: a free search, two paid ones, each of those a second time."""
+STEPS = 10
+"""Lines of a whole round: a free search and a free chat, two paid calls of each family, each of those a second time."""
 TAKE_OVER_STEPS = 2
 """Lines of a take-over: what another node served, and the same of the node that was killed."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -131,7 +131,7 @@ class Demonstration:
             self.report.say("fetching the local chain (once, about 20 MB)")
             await trio.to_thread.run_sync(npm.anvil_binary)
         store = ", store" if self.options.store else ""
-        self.report.say(f"starting the local world: chain, token, facilitator, search engine{store}")
+        self.report.say(f"starting the local world: chain, token, facilitator, search engine, models{store}")
         async with open_world(self.directory, store=self.options.store) as world:
             self.report.say(f"  chain {world.rpc_url}, facilitator {world.facilitator_url}, faults {world.faults_url}")
             if world.store is not None:
@@ -186,7 +186,11 @@ class Demonstration:
             self.report.say("the agent makes its round")
             async with self._open_agent(world, sellers) as agent:
                 while (text := await agent.line()) is not None:
-                    told(json.loads(text))
+                    line = json.loads(text)
+                    if "waits" in line:
+                        self.report.say(f"  {line['waits']}")
+                    else:
+                        told(line)
             if len(sellers) > 1:
                 self.report.say("a node is killed, and another takes over")
                 first, second = sellers[:2]

@@ -29,7 +29,8 @@ class Report:
         """Tell one step of the agent as it happens; only the chain can say later whether it was settled."""
         mark = "ok" if row.status == 200 else row.reason
         at = f" at {row.node}" if row.node else ""
-        self.say(f"  {row.step}{at}: {mark} ({row.ms} ms)")
+        by = f", answered by {row.by}" if row.by else ""
+        self.say(f"  {row.step}{at}: {mark}{by} ({row.ms} ms)")
 
     def table(self, found: Tally) -> None:
         """Show what was bought, charged, settled and proved, and what did not add up."""
@@ -37,12 +38,12 @@ class Report:
             title="what the agent bought", title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False
         )
         several = len({row.node for row in found.rows}) > 1
-        for heading in ("step", "node" if several else "status", "charged", "settled", "receipt", "time", ""):
+        for heading in ("step", "node" if several else "price", "charged", "settled", "receipt", "time", ""):
             shown.add_column(heading, no_wrap=True, justify="right" if heading == "time" else "left")
         for row in found.rows:
             shown.add_row(
                 row.step,
-                row.node if several else "-" if row.status is None else str(row.status),
+                row.node if several else _dollars(row.price),
                 _charged(row),
                 _settled(row),
                 "proved" if row.proved else "-",
@@ -51,6 +52,9 @@ class Report:
             )
         self._outcome.print(shown)
         self._outcome.print(_sum(found), markup=False)
+        for by in dict.fromkeys(row.by for row in found.rows if row.by):
+            steps = ", ".join(row.step for row in found.rows if row.by == by and not row.replayed)
+            self._outcome.print(f"answered by {by}: {steps}", markup=False, soft_wrap=True)
         if found.take_over is not None:
             self._outcome.print(_told(found.take_over), markup=False, soft_wrap=True)
         for row in found.rows:
@@ -61,7 +65,7 @@ class Report:
 
     def json(self, found: Tally) -> None:
         """Print the same as one JSON object; amounts as decimal strings of atomic units."""
-        rows = [attrs.asdict(row) | {"charged": str(row.charged)} for row in found.rows]
+        rows = [attrs.asdict(row) | {"charged": str(row.charged), "price": _decimal(row.price)} for row in found.rows]
         told = {"holds": found.holds, "complete": found.complete, "transfers": found.transfers, "faults": found.faults}
         if found.take_over is not None:
             shown = found.take_over
@@ -89,8 +93,18 @@ def _told(take_over: TakeOver) -> str:
 def _charged(row: Row) -> str:
     if row.replayed:
         return "replayed"
-    whole, part = divmod(row.charged, 10**token.DECIMALS)
-    return f"{whole}.{part:0{token.DECIMALS}d}" if row.charged else "free" if row.proved else "-"
+    return _dollars(row.charged) if row.charged else "free" if row.proved else "-"
+
+
+def _dollars(atomic: int | None) -> str:
+    if atomic is None:
+        return "-"
+    whole, part = divmod(atomic, 10**token.DECIMALS)
+    return f"{whole}.{part:0{token.DECIMALS}d}"
+
+
+def _decimal(atomic: int | None) -> str | None:
+    return None if atomic is None else str(atomic)
 
 
 def _settled(row: Row) -> str:

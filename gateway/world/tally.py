@@ -9,7 +9,7 @@ import attrs
 
 from gateway.world.chain import Transfer
 
-CLOSED = ("operation_unavailable", "capability_unavailable")
+CLOSED = ("operation_unavailable", "capability_unavailable", "model_unavailable")
 """Problem codes of a family that this host cannot run: refused before any quote, with a reason."""
 
 
@@ -17,7 +17,8 @@ CLOSED = ("operation_unavailable", "capability_unavailable")
 class Row:
     """One step of the agent and what became of it: `verdict` is `held`, `closed` or `failed`, `reason` why not held.
 
-    `replayed` says that the same answer had been given before.
+    `price` is what was asked for it, None where nothing was; `by` is who answered, and whether only a stand-in of the
+    local world did; `replayed` says that the same answer had been given before.
     """
 
     step: str
@@ -32,6 +33,8 @@ class Row:
     ms: int
     verdict: str
     reason: str
+    price: int | None = None
+    by: str = ""
     node: str = ""
 
 
@@ -103,8 +106,16 @@ def judge(line: Mapping[str, Any], on_chain: Mapping[str, int]) -> Row:
         ms=line["ms"],
         verdict="closed" if closed else "failed" if reason else "held",
         reason=reason,
+        price=None if line.get("price") is None else int(line["price"]),
+        by=_by(line),
         node=line.get("node", ""),
     )
+
+
+def _by(line: Mapping[str, Any]) -> str:
+    if not line.get("answeredBy"):
+        return ""
+    return f"{line['answeredBy']}, simulated" if line.get("simulated") else str(line["answeredBy"])
 
 
 def _reason(line: Mapping[str, Any], *, charged: int, settled: bool) -> str:
@@ -113,10 +124,12 @@ def _reason(line: Mapping[str, Any], *, charged: int, settled: bool) -> str:
         return str(line.get("detail") or line.get("code") or f"status {line['status']}")
     if not line["proved"]:
         return str(line.get("detail") or "the receipt does not stand")
-    if free and charged:
-        return "a free call was charged"
-    if not free and not settled:
-        return "the chain shows no such transfer"
-    if again != line["replayed"] and not line.get("joined", False):
-        return "was not replayed" if again else "was replayed"
-    return ""
+    odd = again != line["replayed"] and not line.get("joined", False)
+    wrong = {
+        "a free call was charged": free and charged,
+        f"{charged} was charged and {line.get('price')} asked": not free and line.get("price") != str(charged),
+        "the chain shows no such transfer": not free and not settled,
+        "was not replayed": odd and again,
+        "was replayed": odd,
+    }
+    return next((reason for reason, holds in wrong.items() if holds), "")

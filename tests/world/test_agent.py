@@ -23,7 +23,8 @@ from gateway.world.agent import ROUND, client_of, outcome
 from gateway.world.demo import STEPS, TAKE_OVER_STEPS
 
 SIGNER = Signer.from_keys({1: bytes(range(32))})
-OUTPUT = {"results": [{"title": "a", "url": "https://www.example.com/"}]}
+ROUTE = {"routeId": "search/x", "servingAdapters": ["x"], "simulated": True}
+OUTPUT = {"results": [{"title": "a", "url": "https://www.example.com/"}], "route": ROUTE}
 
 
 def answered(**changes: Any) -> dict[str, Any]:
@@ -53,9 +54,31 @@ def test_a_receipt_of_this_very_answer_proves_it() -> None:
         "operationId": "op_1",
         "charged": "6000",
         "transaction": "0xaa",
+        "answeredBy": "x",
+        "simulated": True,
         "replayed": True,
         "proved": True,
     }
+
+
+def completion(model: str, route: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat completion of OpenAI's form whose receipt speaks of it and of its route."""
+    told = {"object": "chat.completion", "model": model, "choices": []}
+    about = answered(output=None)
+    del about["output"]
+    about["receipt"] = SIGNER.sign(
+        {name: value for name, value in about["receipt"].items() if name != "signature"}
+        | {"resultHash": result_hash(told | {"route": route})}
+    )
+    return told | {"gateway": about | {"route": route}}
+
+
+def test_a_completion_is_proved_with_the_route_that_stands_beside_it() -> None:
+    told = judged(completion("gateway/fast", ROUTE | {"model": "huggingfacetb/smollm2-135m-instruct"}))
+    assert (told["proved"], told["operationId"], told["charged"]) == (True, "op_1", "6000")
+    assert told["answeredBy"] == "huggingfacetb/smollm2-135m-instruct"
+    assert judged(completion("openai/gpt-5.6-luna", ROUTE))["answeredBy"] == "openai/gpt-5.6-luna"
+    assert judged(completion("openai/gpt-5.6-luna", ROUTE) | {"model": "other"})["proved"] is False
 
 
 @pytest.mark.parametrize(
@@ -115,23 +138,33 @@ REQUIRED = {
     ],
     "extensions": {},
 }
-PRICE = (402, REQUIRED)
+PRICE = (402, REQUIRED | {"price": {"amountAtomic": "6000"}})
+STARTING, OPEN = ({"gateway": {"commerce": {"reason": reason}}} for reason in ("unproven", None))
 Answer = tuple[int, Mapping[str, Any]]
 
 
 @attrs.define(eq=False)
 class Played:
-    """A node that gives the answers of its part, the last one again and again; `DEATH` cuts the connection."""
+    """A node that gives the answers of its part, the last one again and again; `DEATH` cuts the connection.
+
+    `models` is what it says of a model, one look after the other.
+    """
 
     part: list[Answer]
+    models: list[Mapping[str, Any]] = attrs.field(factory=lambda: [OPEN])
     url: str = ""
     asked: list[Mapping[str, str]] = attrs.field(factory=list)
+    paths: list[str] = attrs.field(factory=list)
 
 
 def handler_of(played: Played) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(200, SIGNER.key_set)
+            if not self.path.startswith("/v1/models/"):
+                self.answer(200, SIGNER.key_set)
+                return
+            played.paths.append(self.path)
+            self.answer(200, played.models.pop(0) if len(played.models) > 1 else played.models[0])
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -178,8 +211,10 @@ def play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Play:
     key_file = tmp_path / "key"
     key_file.write_text("0x" + "11" * 32)
 
-    def run(*parts: list[Answer], options: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Sequence[Played]]:
-        nodes = [Played(part) for part in parts]
+    def run(
+        *parts: list[Answer] | Played, options: Sequence[str] = ()
+    ) -> tuple[list[dict[str, Any]], Sequence[Played]]:
+        nodes = [part if isinstance(part, Played) else Played(part) for part in parts]
         with ExitStack() as stage:
             for node in nodes:
                 stage.enter_context(playing(node))
@@ -194,7 +229,25 @@ def test_the_steps_of_the_round_go_from_node_to_node(play: Play) -> None:
     lines, nodes = play([CLOSED], [CLOSED], [CLOSED])
     urls = [node.url for node in nodes]
     assert [line["gateway"] for line in lines] == [urls[index % 3] for index in range(STEPS)]
-    assert [len(node.asked) for node in nodes] == [2, 2, 1]
+    assert sum(len(node.asked) for node in nodes) == STEPS + sum(line["protocol"] != "free" for line in lines)
+
+
+def test_every_paid_step_tells_the_price_that_was_asked(play: Play) -> None:
+    lines, _ = play([PRICE])
+    assert {(line["protocol"] == "free", line["price"]) for line in lines} == {(True, None), (False, "6000")}
+
+
+def test_a_model_that_is_starting_is_waited_for_and_the_wait_is_told_once(play: Play) -> None:
+    lines, (node,) = play(Played([CLOSED], [STARTING, STARTING, OPEN]))
+    assert [line["waits"] for line in lines if "waits" in line] == ["gateway/fast is not open yet: unproven"]
+    assert node.paths[:3] == ["/v1/models/gateway%2Ffast"] * 3
+    assert len([line for line in lines if "step" in line]) == STEPS
+
+
+def test_a_model_that_stays_closed_is_called_and_its_reason_told(play: Play) -> None:
+    closed = {"gateway": {"commerce": {"reason": "no_route"}}}
+    lines, _ = play(Played([(503, {"code": "model_unavailable", "detail": "no route"})], [closed]))
+    assert [line["code"] for line in lines] == ["model_unavailable"] * STEPS
 
 
 def test_a_request_whose_node_dies_goes_to_another_as_it_was_and_back_in_the_end(play: Play) -> None:

@@ -22,7 +22,7 @@ import pytest
 import trio
 from rich.console import Console
 
-from gateway.world.demo import DemoOptions, demo, ready_file
+from gateway.world.demo import STEPS, DemoOptions, demo, ready_file
 from gateway.world.nodes import Node
 from gateway.world.report import Report
 from gateway.world.store import Store
@@ -134,13 +134,22 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
     report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
     assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 0, outcome.getvalue()
     found = json.loads(outcome.getvalue())
-    assert (found["complete"], found["transfers"], found["faults"]) == (True, 2, [])
-    assert [(step["protocol"], step["replayed"], step["charged"]) for step in found["steps"]] == [
-        ("free", False, "0"),
-        ("x402", False, "6000"),
-        ("x402", True, "6000"),
-        ("mpp", False, "6000"),
-        ("mpp", True, "6000"),
+    assert (found["complete"], found["transfers"], found["faults"]) == (True, 4, [])
+    once = [step for step in found["steps"] if not step["replayed"]]
+    assert [(each["step"], each["price"], each["charged"]) for each in once] == [
+        ("free search", None, "0"),
+        ("search over x402", "6000", "6000"),
+        ("search over MPP", "6000", "6000"),
+        ("free chat", None, "0"),
+        ("AI over x402", once[4]["price"], once[4]["price"]),
+        ("chat over MPP", "7000", "7000"),
+    ]
+    again = [step["step"] for step in found["steps"] if step["replayed"]]
+    assert again == [f"{each['step']}, again" for each in once if each["price"]]
+    assert [each["by"] for each in once[3:]] == [
+        "huggingfacetb/smollm2-135m-instruct",
+        "openai/gpt-5.6-luna, simulated",
+        "openai/gpt-5.6-luna, simulated",
     ]
 
 
@@ -248,14 +257,14 @@ def test_two_nodes_share_the_round_and_one_takes_over_from_the_other() -> None:
     options = DemoOptions(strict=True, json=True, nodes=2, store="postgresql")
     assert trio.run(partial(demo, options, report=report)) == 0, progress.getvalue()
     found = json.loads(outcome.getvalue())
-    assert (found["complete"], found["transfers"], found["faults"]) == (True, 3, [])
-    steps = found["steps"]
-    assert {step["node"] for step in steps[:5]} == {"node-1", "node-2"}
-    assert [(each["node"], each["replayed"], each["charged"]) for each in steps[5:]] == [
+    assert (found["complete"], found["transfers"], found["faults"]) == (True, 5, [])
+    steps, taken = found["steps"][:STEPS], found["steps"][STEPS:]
+    assert {step["node"] for step in steps} == {"node-1", "node-2"}
+    assert [(each["node"], each["replayed"], each["charged"]) for each in taken] == [
         ("node-2", False, "6000"),
         ("node-1", True, "6000"),
     ]
-    assert steps[5]["transaction"] == steps[6]["transaction"]
+    assert taken[0]["transaction"] == taken[1]["transaction"]
     assert (found["takeOver"]["killed"], found["takeOver"]["by"]) == ("node-1", "node-2")
     assert found["takeOver"]["ms"] > 0
     assert "node-1 waits for the answer and is killed" in progress.getvalue()

@@ -15,6 +15,7 @@ def line(**changes: Any) -> dict[str, Any]:
         "protocol": "x402",
         "status": 200,
         "operationId": "op_1",
+        "price": "6000",
         "charged": "6000",
         "transaction": "0xaa",
         "replayed": False,
@@ -23,7 +24,7 @@ def line(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-FREE = line(step="free search", protocol="free", charged="0", transaction=None)
+FREE = line(step="free search", protocol="free", price=None, charged="0", transaction=None)
 AGAIN = line(step="search over x402, again", replayed=True)
 PAID = Transfer("0x1", "0x2", 6000, "0xaa", 3)
 
@@ -43,6 +44,8 @@ def test_a_round_that_adds_up_holds() -> None:
         ([FREE, line(replayed=True), AGAIN], [PAID], "was replayed"),
         ([FREE, line(proved=False), AGAIN], [PAID], "receipt"),
         ([FREE | {"charged": "1"}, line(), AGAIN], [PAID], "was charged"),
+        ([FREE, line(price="5999"), AGAIN], [PAID], "6000 was charged and 5999 asked"),
+        ([FREE, line(price=None), AGAIN], [PAID], "6000 was charged and None asked"),
         ([FREE, line(status=402, charged="0", transaction=None, detail="too poor"), AGAIN], [PAID], "too poor"),
         ([FREE, line(status=503, charged="0", transaction=None, code="settlement_pending"), AGAIN], [PAID], "pending"),
     ],
@@ -80,8 +83,16 @@ def test_a_round_that_ends_early_fails() -> None:
     assert not tally([FREE], [], 3).holds
 
 
-def test_a_closed_family_is_no_failure_unless_asked_for() -> None:
-    closed = FREE | {"status": 503, "code": "capability_unavailable", "detail": "no adapter", "proved": False}
+@pytest.mark.parametrize("code", ["operation_unavailable", "capability_unavailable", "model_unavailable"])
+def test_a_closed_family_is_no_failure_unless_asked_for(code: str) -> None:
+    closed = FREE | {"status": 503, "code": code, "detail": "no adapter", "proved": False}
     found = tally([closed, line(), AGAIN], [PAID], 3)
     assert (found.holds, found.complete) == (True, False)
     assert (found.rows[0].verdict, found.rows[0].reason) == ("closed", "no adapter")
+
+
+def test_who_answered_is_told_and_whether_it_was_simulated() -> None:
+    chat = line(answeredBy="openai/gpt-5.6-luna", simulated=True)
+    found = tally([FREE, FREE | {"answeredBy": "index", "simulated": False}, chat], [PAID], 3)
+    assert [row.by for row in found.rows] == ["", "index", "openai/gpt-5.6-luna, simulated"]
+    assert [row.price for row in found.rows] == [None, None, 6000]
