@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -16,7 +17,7 @@ import trio
 from gateway.http.models import ModelsPage, add_models
 from gateway.http.server import GatewayApp, ServerLimits, bind, serve
 from gateway.registry.ai.catalog import CATALOG
-from gateway.registry.ai.listing import Selling
+from gateway.registry.ai.listing import Selling, model_list
 from gateway.registry.qualification import Finding
 from tests.http.shop import TERMS
 from tests.registry.ai.shelf import LUNA, RULES, SMOLLM2, Shelf, route
@@ -50,9 +51,12 @@ async def open_site() -> AsyncIterator[Site]:
         stop.set()
 
 
-def item(answer: httpx.Response, model_id: str) -> dict[str, object]:
-    found: dict[str, object] = next(each for each in answer.json()["data"] if each["id"] == model_id)
-    return found
+def item(answer: httpx.Response, model_id: str) -> Any:
+    return next(each for each in answer.json()["data"] if each["id"] == model_id)
+
+
+async def availability(site: Site) -> Any:
+    return item(await site.get(), LUNA)["gateway"]["availability"]
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------
@@ -98,25 +102,17 @@ async def test_only_reading_is_allowed(path: str) -> None:
 
 async def test_the_next_answer_after_a_failed_call_is_closed_and_a_probe_opens_it_again() -> None:
     async with open_site() as site:
-        seen = []
-        for event in (
-            lambda: None,
-            lambda: site.shelf.probe(LUNA),
-            lambda: site.shelf.call(LUNA, ok=False),
-            lambda: site.shelf.probe(LUNA, Finding(ok=False, reason="status_500")),
-        ):
-            event()
-            seen.append(item(await site.get(), LUNA)["gateway"])
+        seen = [await availability(site)]
+        site.shelf.probe(LUNA)
+        seen.append(await availability(site))
+        site.shelf.call(LUNA, ok=False)
+        seen.append(await availability(site))
+        site.shelf.probe(LUNA, Finding(ok=False, reason="status_500"))
+        seen.append(await availability(site))
         site.shelf.now += RULES.retry_first_s
         site.shelf.probe(LUNA)
-        seen.append(item(await site.get(), LUNA)["gateway"])
-    assert [each["availability"] for each in seen] == [  # type: ignore[index]  # JSON
-        "unproven",
-        "available",
-        "unavailable",
-        "unavailable",
-        "available",
-    ]
+        seen.append(await availability(site))
+    assert seen == ["unproven", "available", "unavailable", "unavailable", "available"]
 
 
 async def test_a_proof_that_expires_changes_the_next_answer() -> None:
@@ -125,9 +121,9 @@ async def test_a_proof_that_expires_changes_the_next_answer() -> None:
         before = await site.get()
         site.shelf.now = RULES.validity_s
         after = await site.get(if_none_match=before.headers["etag"])
-    assert item(before, "gateway/fast")["gateway"]["commerce"]["callable"] is True  # type: ignore[index]  # JSON
+    assert item(before, "gateway/fast")["gateway"]["commerce"]["callable"] is True
     assert after.status_code == 200
-    assert item(after, "gateway/fast")["gateway"]["commerce"]["callable"] is False  # type: ignore[index]  # JSON
+    assert item(after, "gateway/fast")["gateway"]["commerce"]["callable"] is False
 
 
 async def test_a_payment_path_that_closes_changes_the_next_answer() -> None:
@@ -140,11 +136,13 @@ async def test_a_payment_path_that_closes_changes_the_next_answer() -> None:
 
 
 async def test_a_list_that_says_the_same_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gateway.http import models
-
     made = []
-    real = models.model_list
-    monkeypatch.setattr(models, "model_list", lambda *told: (made.append(1), real(*told))[1])
+
+    def counted(*told: Any) -> Any:
+        made.append(told)
+        return model_list(*told)
+
+    monkeypatch.setattr("gateway.http.models.model_list", counted)
     async with open_site() as site:
         site.shelf.probe(SMOLLM2)
         first, again = await site.get(), await site.get()

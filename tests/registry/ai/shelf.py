@@ -25,9 +25,7 @@ RULES = Rules(failures_to_close=1)
 def route(model: str, **more: Any) -> ModelRoute:
     """Return a route to a model that nobody asks."""
     adapter = OpenAiAdapter("http://127.0.0.1:9", model.partition("/")[2])
-    return ModelRoute(
-        **{"route_id": f"ai/{model}", "model": model, "adapter": adapter, "billed": False, "canary": False} | more
-    )
+    return ModelRoute(f"ai/{model}", model, adapter, billed=False, canary=False, **more)
 
 
 @attrs.define(eq=False)
