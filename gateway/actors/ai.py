@@ -19,7 +19,7 @@ import trio
 
 from gateway.actors.prober import Route
 from gateway.actors.runtime import ActorError
-from gateway.errors import CapacityExhausted, ExecutionFailed
+from gateway.errors import CapacityExhausted, ContextLengthExceeded, ExecutionFailed, GatewayError
 from gateway.registry.ai.adapter import Completion, ModelFailed, ModelRoute
 from gateway.registry.ai.catalog import Catalog
 from gateway.registry.ai.choice import Choice, choose
@@ -35,6 +35,7 @@ ATTEMPTS = 3
 SHORTEST_ATTEMPT_S = 1.0
 FAIR_TRIAL_S = 10.0
 """A time-out after less than this says nothing of a route: the rest of somebody's deadline was short."""
+TOO_LONG = "context_length_exceeded"
 LAST_WORD_S = 0.5
 """What is left of the deadline for telling of a failure."""
 EMBEDDED_SLOTS = 2
@@ -61,6 +62,10 @@ class Attempt:
     ms: int
     sent: bool = True
     counts: bool = True
+
+
+class _Hurried(UpstreamTimeout):
+    """The time-out of a call that had too little time to say anything of its route."""
 
 
 @attrs.define(eq=False)
@@ -131,15 +136,14 @@ class AiFamily:
         """Ask the routes in turn until one answers.
 
         Raises `ExecutionFailed` when none does, its `extra["reason"]` that of the last one and `extra["attempts"]`
-        telling of each; `CapacityExhausted` when the embedded model has no slot to the end.
+        telling of each; `ContextLengthExceeded` when the model counted more tokens than it can take;
+        `CapacityExhausted` when the embedded model has no slot to the end.
         """
         request: AiRequest = work.request
         prompt = request.prompt
         choice = self._choose(prompt)
         attempts: list[Attempt] = []
-        failure: ExecutionFailed | CapacityExhausted = ExecutionFailed(
-            "No time was left to ask a model.", extra={"reason": "deadline"}
-        )
+        failure: GatewayError = ExecutionFailed("No time was left to ask a model.", extra={"reason": "deadline"})
         candidates = self._affordable(prompt, choice)
         for turn, (route, evidence) in enumerate(candidates):
             left = work.deadline - LAST_WORD_S - trio.current_time()
@@ -194,9 +198,16 @@ class AiFamily:
 
     async def _complete(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
         planned = route.adapter.plan(prompt, timeout_s=within)
-        with trio.move_on_after(within):
-            return route.adapter.read(prompt, await self.call(planned, stops=True))
-        raise UpstreamTimeout(f"{route.route_id}: no answer after {within:.1f} s")
+        try:
+            with trio.fail_after(within):
+                answer = await self.call(planned, stops=True)
+        except (trio.TooSlowError, UpstreamTimeout) as slow:
+            if within < FAIR_TRIAL_S:
+                raise _Hurried(f"{route.route_id}: only {within:.1f} s were left") from slow
+            if isinstance(slow, UpstreamTimeout):
+                raise
+            raise UpstreamTimeout(f"{route.route_id}: no answer after {within:.1f} s") from slow
+        return route.adapter.read(prompt, answer)
 
     def _count(self, attempt: Attempt) -> None:
         if attempt.counts:
@@ -305,15 +316,19 @@ def _unanswered(route: ModelRoute, problem: UpstreamFailed, started: float) -> A
     if isinstance(problem.__cause__, ActorError):  # this node's own queue, not the upstream
         reason = problem.reason if problem.sent else "node_overloaded"
         return Attempt(route, reason, _ms_since(started), sent=problem.sent, counts=False)
-    short = isinstance(problem, UpstreamTimeout) and trio.current_time() - started < FAIR_TRIAL_S
-    return Attempt(route, problem.reason, _ms_since(started), sent=problem.sent, counts=not short)
+    counts = not isinstance(problem, _Hurried)
+    return Attempt(route, problem.reason, _ms_since(started), sent=problem.sent, counts=counts)
 
 
-def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> ExecutionFailed:
-    told = ExecutionFailed(
+def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> GatewayError:
+    """Return what the caller is told of a failed attempt."""
+    kind = ContextLengthExceeded if attempt.outcome == TOO_LONG else ExecutionFailed
+    of_the_prompt = isinstance(problem, ModelFailed) and not problem.counts
+    told = kind(
         f"{attempt.route.model}: {attempt.outcome.replace('_', ' ')}",
         retry_after=problem.retry_after if isinstance(problem, ModelFailed) else None,
         extra={"reason": attempt.outcome},
+        headers={"x-should-retry": "false"} if of_the_prompt else None,  # OpenAI's clients would ask twice more
     )
     told.__cause__ = problem
     return told
