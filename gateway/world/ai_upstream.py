@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 
@@ -39,7 +40,7 @@ class AiUpstream:
     """Answers `/v1/...` and `/v1beta/...`.
 
     `hang`, `http_500` and `http_429` hold for listings as well; what is wrong with completions only leaves the listings
-    as they are, as it would with a provider.  The latency in force is that of completions.
+    as they are, as it would with a provider.  The latency in force is that of completions.  `refuse` shuts our door.
     """
 
     def __init__(self, state: Faults, key: str) -> None:
@@ -84,7 +85,7 @@ class AiUpstream:
 
 def _place(call: Call) -> _Place | None:
     """Return what a call is for, None where there is nothing."""
-    match call.method, call.path.strip("/").split("/"):
+    match call.method, unquote(call.path).strip("/").split("/"):
         case "POST", ["v1", "chat", "completions"]:
             return _Place(OPENAI, "", completion=True)
         case "POST", ["v1", "messages"]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 OK = "ok"
+REFUSE = "refuse"
+"""Of what has an address of its own: nobody listens there."""
 FACILITATOR = "facilitator"
 SEARCH = "search"
 AI = "ai"
@@ -25,11 +27,11 @@ FACILITATOR_MODES = (
     "settle_wrong_payer",
     "settle_no_tx",
     "garbage",
-    "refuse",
+    REFUSE,
 )
 RPC_MODES = (OK, "lag", "wrong_chain", "null_block", "http_429", "html", "hang", "range_limit", "drop_logs")
 SEARCH_MODES = (OK, "blocked", "hang", "http_500", "empty")
-AI_MODES = (OK, "hang", "http_500", "http_429", "empty_choices", "wrong_model", "invalid_json")
+AI_MODES = (OK, "hang", "http_500", "http_429", "empty_choices", "wrong_model", "invalid_json", REFUSE)
 STORE_MODES = (OK, "kill", "pause")
 """Of a store that the world started: its processes run, are gone (SIGKILL), or stand still (SIGSTOP)."""
 

@@ -1,13 +1,13 @@
-"""Everything that a node of the local world calls, on two local addresses: one that can be shut, one for all the rest.
+"""Everything that a node of the local world calls, on three local addresses: two that can be shut, one for the rest.
 
-The facilitator has an address of its own, because `refuse` means that nobody listens there; the search engine, the
-models, the chain's endpoint and the control of the faults share the other one: `/search-engine`, `/ai`, `/rpc/{chain}`,
+The facilitator and the models have an address of their own each, because `refuse` means that nobody listens there; the
+search engine, the chain's endpoint and the control of the faults share one: `/search-engine`, `/rpc/{chain}`,
 `/faults`.  The store, which nodes reach without us, is in the control only.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import unquote
 
@@ -20,7 +20,7 @@ from gateway.world import ai_upstream, facilitator_faults, faults, search_engine
 from gateway.world.ai_upstream import AiUpstream
 from gateway.world.chain_faults import ChainDoor
 from gateway.world.child import ChildFailed
-from gateway.world.door import Answerer, Call, Door, Late, Reply, Silence, url_of
+from gateway.world.door import Call, Door, Reply, Silence, url_of
 from gateway.world.facilitator_faults import FacilitatorDoor
 from gateway.world.faults import FaultRefused, Faults
 from gateway.world.search_engine import SearchEngine
@@ -77,22 +77,23 @@ async def open_upstreams(
     ):
         facilitator = Door(nursery, FacilitatorDoor(state, client, facilitator_url).answer)
         chain = ChainDoor(state, rpc_target, client, rpc_url)
-        control = Control(state, facilitator, store)
-        under = {"search-engine": SearchEngine(state).answer, "ai": AiUpstream(state, ai_key).answer}
-        rest = Door(nursery, _routes(under, {f"/{rpc_target}": chain}, control), port)
-        facilitator.open()
-        rest.open()
+        models = Door(nursery, AiUpstream(state, ai_key).answer)
+        control = Control(state, {faults.FACILITATOR: facilitator, faults.AI: models}, store)
+        rest = Door(nursery, _routes(SearchEngine(state), {f"/{rpc_target}": chain}, control), port)
+        doors = (facilitator, models, rest)
+        for door in doors:
+            door.open()
         try:
             yield Upstreams(
                 facilitator_url=url_of(facilitator.port),
                 search_url=url_of(rest.port, "/search-engine"),
-                ai_url=url_of(rest.port, "/ai"),
+                ai_url=url_of(models.port),
                 rpc_url=url_of(rest.port, f"/{rpc_target}"),
                 faults_url=url_of(rest.port, "/faults"),
             )
         finally:
-            facilitator.release()
-            rest.release()
+            for door in doors:
+                door.release()
             nursery.cancel_scope.cancel()
 
 
@@ -102,9 +103,10 @@ class Control:
     `latencyMs` beside the mode makes the answers of `ai` late.
     """
 
-    def __init__(self, state: Faults, facilitator: Door, store: StoreServer | None = None) -> None:
+    def __init__(self, state: Faults, doors: Mapping[str, Door], store: StoreServer | None = None) -> None:
+        """`doors` are those that `refuse` shuts, by target."""
         self._faults = state
-        self._facilitator = facilitator
+        self._doors = doors
         self._store = store
 
     async def answer(self, call: Call) -> Reply:
@@ -133,25 +135,23 @@ class Control:
                 await self._store.put(self._faults.mode(target))
             except ChildFailed as failure:
                 return Reply.json({"error": str(failure)}, 500)
-        if self._faults.mode(faults.FACILITATOR) == "refuse":
-            self._facilitator.shut()
-        else:
-            self._facilitator.open()
+        if target in self._doors:
+            door = self._doors[target]
+            (door.shut if self._faults.mode(target) == faults.REFUSE else door.open)()
         return Reply.json(self._faults.state())
 
 
-def _routes(under: Mapping[str, Answerer], chains: Mapping[str, ChainDoor], control: Control) -> Answerer:
-    """Return who answers for all: `under` are those that have everything beneath the first part of a path."""
-
-    async def answer(call: Call) -> Reply | Silence | Late:
+def _routes(
+    search: SearchEngine, chains: dict[str, ChainDoor], control: Control
+) -> Callable[[Call], Awaitable[Reply | Silence]]:
+    async def answer(call: Call) -> Reply | Silence:
         path = unquote(call.path).rstrip("/")
-        first, _, rest = path.removeprefix("/").partition("/")
-        if first == "faults":
+        if path == "/faults" or path.startswith("/faults/"):
             return await control.answer(call)
         if path in chains:
             return await chains[path].answer(call)
-        if rest and first in under:
-            return await under[first](attrs.evolve(call, path=f"/{rest}"))
+        if path.startswith("/search-engine/"):
+            return await search.answer(attrs.evolve(call, path=path.removeprefix("/search-engine")))
         return Reply.json({"error": f"there is no {call.path}"}, 404)
 
     return answer

@@ -86,6 +86,17 @@ async def test_the_models_are_asked_over_http_with_their_key(world: World, clien
     assert world.ai_key_file.stat().st_mode & 0o077 == 0
 
 
+async def test_models_that_refuse_are_not_there_and_come_back_at_their_address(
+    world: World, client: httpx.AsyncClient, fault: Any
+) -> None:
+    await fault("ai", "refuse")
+    with pytest.raises(httpx.ConnectError):
+        await client.get(f"{world.ai_url}/v1/models")
+    assert (await client.get(f"{world.search_url}/healthz")).status_code == 200
+    await fault("ai", "ok")
+    assert (await client.get(f"{world.ai_url}/v1/models")).status_code == 401
+
+
 async def test_answers_are_late_as_long_as_it_is_asked_for(world: World, client: httpx.AsyncClient) -> None:
     told = (await client.put(f"{world.faults_url}/ai", json={"mode": "ok", "latencyMs": 1500})).json()
     assert (told["modes"]["ai"], told["latencyMs"]) == ("ok", {"ai": 1500})
@@ -108,7 +119,7 @@ async def control(shared: PostgresqlServer) -> AsyncIterator[Control]:
         state = Faults({FACILITATOR: FACILITATOR_MODES, STORE: STORE_MODES}, {})
         door = Door(nursery, unasked)
         try:
-            yield Control(state, door, StoreServer(shared, shared.url()))
+            yield Control(state, {FACILITATOR: door}, StoreServer(shared, shared.url()))
         finally:
             door.release()
             nursery.cancel_scope.cancel()
