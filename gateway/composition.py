@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,12 +18,15 @@ import attrs
 import structlog
 import trio
 
+from gateway.actors.ai import AiFamily, ai_routes
 from gateway.actors.findings import Findings
 from gateway.actors.idempotency import idempotency
 from gateway.actors.leases import Leases
 from gateway.actors.ledger import Posted, ledger
 from gateway.actors.operations import Limits, Surroundings, operations
 from gateway.actors.operations.actor import Message as OperationsMessage
+from gateway.actors.probe_history import ProbeHistory
+from gateway.actors.prober import Message as ProberMessage
 from gateway.actors.prober import prober, reporter
 from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import ActorError, Ref, Runtime
@@ -33,14 +35,16 @@ from gateway.actors.settlement import Chain, Facilitator, SettlementPath, Wanted
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.store import Engine
 from gateway.actors.upstream import Caller, upstream
-from gateway.config import Configuration, ConfigurationError, SearchAdapterSection
-from gateway.errors import Violation
+from gateway.config import Configuration
 from gateway.http.metrics import MeteredFamily, Metrics
 from gateway.http.pipeline import Node
 from gateway.http.request_headers import CallerAddress
 from gateway.http.validation import structure
 from gateway.keys import Keys
+from gateway.registry.ai.adapter import ModelRoute
+from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.execution import Family
+from gateway.registry.operation import Operation
 from gateway.registry.payment.asset import Asset
 from gateway.registry.payment.quote import QuoteSecrets
 from gateway.registry.payment.terms import Terms
@@ -48,9 +52,9 @@ from gateway.registry.qualification import Proofs, Rules
 from gateway.registry.receipts import Signer
 from gateway.registry.sealing import Naming, NodeSeal
 from gateway.registry.search.adapter import Adapter, budget_of
-from gateway.registry.search.adapters import AdapterSettings, AdapterSettingsError, build
 from gateway.registry.search.output import Asset as CostAsset
-from gateway.registry.table import OPERATIONS, PRICE_VERSION
+from gateway.registry.table import PRICE_VERSION
+from gateway.registry.table import operations as operations_table
 
 log = structlog.get_logger(__name__)
 
@@ -86,41 +90,15 @@ def terms_of(configuration: Configuration) -> Terms | None:
     return Terms(asset_of(configuration), payment.pay_to, configuration.base_url, realm, payment.quote_ttl_s)
 
 
-def policies_of(configuration: Configuration, adapters: Sequence[Adapter] = ()) -> dict[str, Policy]:
-    """Return the quota policies by name."""
+def policies_of(
+    configuration: Configuration, adapters: Sequence[Adapter] = (), models: Sequence[ModelRoute] = ()
+) -> dict[str, Policy]:
+    """Return the quota policies by name: the callers' own, and a daily budget for each back end that bills."""
     policies = {name: Policy(name, getattr(configuration.quota, name)) for name in POLICIES}
-    for adapter in adapters:
-        name = budget_of(adapter)
+    for name in (*(budget_of(each) for each in adapters), *(each.budget for each in models)):
         if name is not None:
             policies[name] = Policy(name, configuration.quota.billed_daily, DAY_S)
     return policies
-
-
-def adapters_of(configuration: Configuration) -> tuple[Adapter, ...]:
-    """Return the search adapters in order; raises `ConfigurationError`."""
-    sections = configuration.search.adapter
-    settings = [_settings(configuration.source, index, section) for index, section in enumerate(sections)]
-    try:
-        return build(settings, base_url=configuration.base_url)
-    except AdapterSettingsError as error:
-        raise ConfigurationError(configuration.source, [Violation("/search/adapter", str(error))]) from error
-
-
-def _settings(source: str, index: int, section: SearchAdapterSection) -> AdapterSettings:
-    try:
-        key = Path(section.key_file).expanduser().read_text().strip() if section.key_file else ""
-    except OSError as error:
-        where = f"/search/adapter/{index}/key_file"
-        what = f"{section.key_file} cannot be read: {error.strerror}"
-        raise ConfigurationError(source, [Violation(where, what)]) from error
-    return AdapterSettings(
-        kind=section.kind,
-        name=section.name,
-        base_url=section.base_url,
-        key=key,
-        cost_atomic=section.cost_atomic,
-        simulated=section.simulated,
-    )
 
 
 @attrs.frozen(eq=False)
@@ -128,8 +106,11 @@ class Parts:
     """The running parts of a node that others look at."""
 
     node: Node
+    table: Mapping[str, Operation]
+    models: Sequence[ModelRoute]
     signer: Signer
     proofs: Proofs
+    prober: Ref[ProberMessage]
     path: SettlementPath
     operations: Ref[OperationsMessage]
 
@@ -140,6 +121,7 @@ async def start_actors(
     keys: Keys,
     configuration: Configuration,
     adapters: Sequence[Adapter],
+    models: Sequence[ModelRoute],
     metrics: Metrics,
 ) -> Parts:
     """Start every actor after the store, in order."""
@@ -149,14 +131,33 @@ async def start_actors(
     await start("leases", leases.watch)
     key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms, hold=leases.hold))
     quota_ref = await start(
-        "quota", partial(quota, policies=policies_of(configuration, adapters), store=store, clock_ms=clock_ms)
+        "quota", partial(quota, policies=policies_of(configuration, adapters, models), store=store, clock_ms=clock_ms)
     )
     ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms, hold=leases.hold))
     call = Caller(await start("upstream", upstream))
     proofs = Proofs(trio.current_time)
-    findings = Findings(store, leases.hold)
-    search = await _start_search(start, configuration, adapters, call, proofs, findings)
-    families: dict[str, Family] = {"search": MeteredFamily(search, metrics)}
+    history = ProbeHistory(store, node=configuration.node.name, clock_ms=clock_ms, hold=leases.hold)
+    await start("probe-history", history.watch)
+    rules = _rules(configuration)
+    prober_ref = await start(
+        "prober",
+        partial(
+            prober,
+            routes=(*search_routes(adapters, call), *ai_routes(models, call, rules)),
+            proofs=proofs,
+            utc=_utc,
+            jitter=partial(random.uniform, 0.9, 1.1),
+            rules=Rules(interval_s=configuration.search.probe_interval_s),
+            findings=Findings(store, leases.hold),
+            noted=history.note,
+        ),
+    )
+    report, cost_asset = reporter(prober_ref), _cost_asset(configuration)
+    families: dict[str, Family] = {
+        "search": MeteredFamily(SearchFamily(adapters, proofs, call, report, _utc, cost_asset), metrics),
+        "ai": MeteredFamily(AiFamily(CATALOG, models, proofs, call, report, _utc, cost_asset), metrics),
+    }
+    table = operations_table(configuration.ai.margin_percent)
     path = SettlementPath()
     settlement_ref = await _start_settlement(start, configuration, call, path)
     around = _surroundings(configuration, store, keys, signer, families, settlement_ref)
@@ -168,7 +169,7 @@ async def start_actors(
         partial(
             operations,
             around=around,
-            table=OPERATIONS,
+            table=table,
             structure=structure,
             limits=limits,
             head=lambda: path.head,
@@ -189,24 +190,18 @@ async def start_actors(
         operations=operations_ref,
         clock_ms=clock_ms,
     )
-    return Parts(node, signer, proofs, path, operations_ref)
+    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref)
 
 
-async def _start_search(
-    start: Callable[..., Any],
-    configuration: Configuration,
-    adapters: Sequence[Adapter],
-    call: Caller,
-    proofs: Proofs,
-    findings: Findings,
-) -> SearchFamily:
-    routes = search_routes(adapters, call)
-    rules = Rules(interval_s=configuration.search.probe_interval_s)
-    jitter = partial(random.uniform, 0.9, 1.1)
-    body = partial(prober, routes=routes, proofs=proofs, utc=_utc, jitter=jitter, rules=rules, findings=findings)
-    ref = await start("prober", body)
+def _rules(configuration: Configuration) -> Rules:
+    """Return how models are proved: the first call that fails closes a route, for the next would be somebody's too."""
+    ai = configuration.ai
+    return Rules(interval_s=ai.probe_interval_s, failures_to_close=1, canary_interval_s=ai.canary_interval_s)
+
+
+def _cost_asset(configuration: Configuration) -> CostAsset:
     asset = asset_of(configuration)
-    return SearchFamily(adapters, proofs, call, reporter(ref), _utc, CostAsset(asset.address, asset.decimals))
+    return CostAsset(asset.address, asset.decimals)
 
 
 async def _start_settlement(

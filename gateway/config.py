@@ -358,7 +358,8 @@ def _converter() -> cattrs.Converter:
     def tables(value: Any, kind: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise TypeError("must be a list of tables")
-        return tuple(converter.structure(value, list[get_args(kind)[0]]))  # type: ignore[misc]  # the item's class
+        listed: Any = list.__class_getitem__((get_args(kind)[0],))  # cattrs tells the place of a faulty item in a list
+        return tuple(converter.structure(value, listed))
 
     def flag(value: Any, _: Any) -> bool | None:
         if not isinstance(value, bool):

@@ -18,16 +18,20 @@ import trio
 from gateway.actors.runtime import Event, Phase, Runtime, open_runtime
 from gateway.actors.store import Engine, StoreRefused
 from gateway.actors.store.moves import require_whole
-from gateway.composition import Parts, adapters_of, clock_ms, start_actors
+from gateway.back_ends import adapters_of, model_routes_of
+from gateway.composition import Parts, clock_ms, start_actors
 from gateway.config import Configuration, ConfigurationError
 from gateway.errors import Violation
 from gateway.http.metrics import Metrics
+from gateway.http.models import ModelsPage
 from gateway.http.operator import Inside, build_operator_app
 from gateway.http.routes import Readiness, build_app
 from gateway.http.server import GatewayApp, ServerLimits, bind, serve
 from gateway.opening import open_engine
 from gateway.operator_token import open_token
-from gateway.registry.table import OPERATIONS
+from gateway.registry.ai.catalog import CATALOG
+from gateway.registry.ai.choice import standing
+from gateway.registry.ai.listing import Selling
 from gateway.shared_keys import join_keys
 
 log = structlog.get_logger(__name__)
@@ -89,7 +93,7 @@ async def open_node(
         _bound(configuration, "/node/operator_listen", own) as private,
     ):
         configuration = _with_ports(configuration, public)
-        adapters = adapters_of(configuration)
+        adapters, models = adapters_of(configuration), model_routes_of(configuration, None)
         _prepare(configuration.data_dir)
         async with (
             open_runtime(observe=_observe, grace=ACTOR_GRACE_S) as runtime,
@@ -98,7 +102,7 @@ async def open_node(
             await require_whole(store, configuration.shown_store)
             keys = await join_keys(store, configuration.keys_dir)
             token = open_token(configuration, create=True) if private else ""
-            parts = await start_actors(runtime, store, keys, configuration, adapters, metrics)
+            parts = await start_actors(runtime, store, keys, configuration, adapters, models, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)
             limits = ServerLimits(drain_s=max(node.drain_s, 1), max_connections=node.max_connections)
             async with (
@@ -190,14 +194,28 @@ async def _serving(
 
 def _public_app(configuration: Configuration, inside: Inside, parts: Parts) -> GatewayApp:
     app = build_app(
-        OPERATIONS,
+        parts.table,
         parts.node,
         base_url=configuration.base_url,
         key_set=parts.signer.key_set,
         readiness=Readiness(partial(_faults, inside.runtime, inside.store)),
+        models=_models_page(configuration, parts),
     )
-    inside.metrics.watch(app, OPERATIONS)
+    inside.metrics.watch(app, parts.table)
     return app
+
+
+def _models_page(configuration: Configuration, parts: Parts) -> ModelsPage:
+    def selling() -> Selling:
+        return Selling(
+            base_url=configuration.base_url,
+            terms=parts.node.terms,
+            settlement=parts.path.closed,
+            free_per_minute=configuration.quota.free_ai,
+            margin_percent=configuration.ai.margin_percent,
+        )
+
+    return ModelsPage(CATALOG, partial(standing, CATALOG, parts.models, parts.proofs.of), selling)
 
 
 def _inside(

@@ -3,10 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gateway.composition import adapters_of, asset_of, policies_of, terms_of
-from gateway.config import Configuration, ConfigurationError, structure
+from gateway.back_ends import adapters_of
+from gateway.composition import asset_of, policies_of, terms_of
+from gateway.config import Configuration, structure
 
 PAYMENT = {
     "network": "eip155:84532",
@@ -53,25 +52,3 @@ def test_every_engine_that_bills_has_a_daily_budget_of_free_calls(tmp_path: Path
     budget = policies["billed:search/brave"]
     assert (budget.limit, budget.window_s) == (7, 86_400)
     assert "billed:search/searxng" not in policies
-
-
-def test_adapters_stand_in_the_operators_order_with_their_keys(tmp_path: Path) -> None:
-    key = tmp_path / "brave.key"
-    key.write_text("a key\n")
-    adapters = [
-        {"kind": "brave", "key_file": str(key)},
-        {"kind": "searxng", "base_url": "http://127.0.0.1:3", "name": "own"},
-    ]
-    assert [each.name for each in adapters_of(configured(search={"adapter": adapters}))] == ["brave", "own"]
-
-
-def test_a_key_file_that_cannot_be_read_is_named() -> None:
-    adapters = [{"kind": "index"}, {"kind": "brave", "key_file": "/nowhere/brave.key"}]
-    with pytest.raises(ConfigurationError, match=r"/search/adapter/1/key_file: /nowhere/brave\.key cannot be read"):
-        adapters_of(configured(search={"adapter": adapters}))
-
-
-def test_engines_that_cannot_stand_together_are_a_configuration_error() -> None:
-    adapters = [{"kind": "index"}, {"kind": "searxng", "base_url": "http://127.0.0.1:3"}]
-    with pytest.raises(ConfigurationError, match="/search/adapter: "):
-        adapters_of(configured(search={"adapter": adapters}))

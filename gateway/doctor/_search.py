@@ -8,7 +8,7 @@ import trio
 
 from gateway.actors.prober import Route
 from gateway.actors.search import search_routes
-from gateway.composition import adapters_of
+from gateway.back_ends import adapters_of
 from gateway.config import Configuration, ConfigurationError
 from gateway.doctor._check import Check, failed, fine, note
 from gateway.registry.http_call import HttpAnswer, HttpCall

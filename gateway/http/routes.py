@@ -18,6 +18,7 @@ from gateway import __version__, errors
 from gateway.actors import idempotency as keys
 from gateway.actors.runtime import ActorError
 from gateway.http import openai_wire, problems
+from gateway.http.models import ModelsPage, add_models
 from gateway.http.operation_view import view
 from gateway.http.pipeline import Incoming, Node, Pipeline
 from gateway.http.request_headers import Headers, idempotency_key
@@ -51,6 +52,7 @@ def build_app(
     base_url: str,
     key_set: Mapping[str, Any],
     readiness: Readiness,
+    models: ModelsPage | None = None,
 ) -> GatewayApp:
     """Return the application of a node."""
     by_path = {operation.path: operation for operation in table.values()}
@@ -62,6 +64,8 @@ def build_app(
     for operation in table.values():
         app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)
+    if models is not None:
+        add_models(app, models)
     _add_documents(app, base_url, key_set)
     _add_health(app, readiness)
     _add_log(app)
