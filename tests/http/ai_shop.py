@@ -25,7 +25,7 @@ from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Engine, open_sqlite
 from gateway.actors.upstream import Caller, upstream
-from gateway.http.models import ModelsPage, add_models
+from gateway.http.models import ModelsPage
 from gateway.http.pipeline import Node
 from gateway.http.request_headers import CallerAddress
 from gateway.http.routes import Readiness, build_app
@@ -366,9 +366,15 @@ async def open_ai_shop(
             operations=await start("operations", desk),
             clock_ms=clock,
         )
-        app = build_app(table, node, base_url=TERMS.base_url, key_set=signer.key_set, readiness=Readiness(_ready))
         selling = Selling(TERMS.base_url, terms, None, counts["free_ai"])
-        add_models(app, ModelsPage(CATALOG, partial(standing, CATALOG, built, proofs.of), lambda: selling))
+        app = build_app(
+            table,
+            node,
+            base_url=TERMS.base_url,
+            key_set=signer.key_set,
+            readiness=Readiness(_ready),
+            models=ModelsPage(CATALOG, partial(standing, CATALOG, built, proofs.of), lambda: selling),
+        )
         async with trio.open_nursery() as nursery:
             stop = trio.Event()
             limits_of_server = ServerLimits(drain_s=2)
