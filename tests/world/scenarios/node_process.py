@@ -24,7 +24,9 @@ import tomli_w
 from gateway.world.world import World
 
 START_S = 60.0
-PATIENT = {"free_search": 100_000, "unpaid_quotes": 100_000, "paid": 100_000}
+PATIENT = {"free_search": 100_000, "free_ai": 100_000, "unpaid_quotes": 100_000, "paid": 100_000}
+LIGHT = {"embedded": False}
+"""Few scenarios need the model inside the node, which takes a core while it answers."""
 QUICK = {"verify_timeout_s": 2, "settle_timeout_s": 4, "settle_wait_s": 3}
 TABLES = (
     "operations",
@@ -94,7 +96,12 @@ class NodeProcess:
         """Write the configuration of a node that never says 429 and does not wait long, some keys changed."""
         port = free_port()
         settings = world.node_settings(directory, port)
-        changes: list[tuple[str, Mapping[str, Any]]] = [("quota", PATIENT), ("payment", QUICK), *sections.items()]
+        changes: list[tuple[str, Mapping[str, Any]]] = [
+            ("quota", PATIENT),
+            ("payment", QUICK),
+            ("ai", LIGHT),
+            *sections.items(),
+        ]
         for name, section in changes:
             settings[name] = settings.get(name, {}) | dict(section)
         directory.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from gateway.world.chain import CHAIN_ID, NETWORK, Account, Rpc, Transfer, accou
 from gateway.world.world import World
 
 FREE, PAID = "/v1/search/free", "/v1/search/paid"
+CHAT, EXECUTE = "/v1/chat/completions", "/v1/ai/execute"
 PRICE = 6000
 TYPES = {
     "TransferWithAuthorization": [
@@ -221,25 +222,33 @@ class Shop:
         named = {} if key is None else {"Idempotency-Key": key}
         return await self.client.post(self.url + path, json=sent, headers=named | dict(headers or {}))
 
-    async def challenge(self, sent: Mapping[str, Any] | None = None, key: str | None = None) -> Challenge:
+    async def challenge(
+        self, sent: Mapping[str, Any] | None = None, key: str | None = None, *, path: str = PAID
+    ) -> Challenge:
         """Ask for the price; a node whose settlement path is closed for now is asked again for half a minute."""
-        answer = await self.post(sent or body(), key or fresh_key())
+        answer = await self.post(sent or body(), key or fresh_key(), path=path)
         for _ in range(60):
             if answer.status_code != 503:
                 break
             await trio.sleep(0.5)
-            answer = await self.post(sent or body(), key or fresh_key())
+            answer = await self.post(sent or body(), key or fresh_key(), path=path)
         return Challenge.of(answer)
 
     async def order(
-        self, payer: Account, protocol: Protocol = "x402", *, sent: dict[str, Any] | None = None, key: str | None = None
+        self,
+        payer: Account,
+        protocol: Protocol = "x402",
+        *,
+        sent: dict[str, Any] | None = None,
+        key: str | None = None,
+        path: str = PAID,
     ) -> Purchase:
         """Get a challenge and sign it; nothing is sent yet."""
         sent, key = sent or body(secrets.token_hex(8)), key or fresh_key()
-        challenge = await self.challenge(sent, key)
+        challenge = await self.challenge(sent, key, path=path)
         if protocol == "x402":
-            return Purchase(payer, sent, key, x402(x402_payload(challenge, payer)))
-        return Purchase(payer, sent, key, mpp(mpp_payload(challenge, payer)))
+            return Purchase(payer, sent, key, x402(x402_payload(challenge, payer)), path)
+        return Purchase(payer, sent, key, mpp(mpp_payload(challenge, payer)), path)
 
     async def send(self, purchase: Purchase, *, prefer: str | None = None) -> httpx.Response:
         wish = {} if prefer is None else {"Prefer": prefer}
@@ -278,16 +287,16 @@ class Shop:
         return [each for each in found if payer is None or each.sender == payer.address.lower()]
 
     async def counts(self) -> Counter[str]:
-        """Return the calls of every upstream so far: `verify`, `settle`, `search`, ..."""
+        """Return the calls of every upstream so far: `verify`, `settle`, `search`, `completions`, ..."""
         told = (await self.client.get(self.world.faults_url)).raise_for_status().json()
-        return Counter(told["facilitator"] | told["search"])
+        return Counter(told["facilitator"] | told["search"] | told["ai"])
 
-    async def fault(self, target: str, mode: str) -> None:
-        answer = await self.client.put(f"{self.world.faults_url}/{target}", json={"mode": mode})
+    async def fault(self, target: str, mode: str, **members: Any) -> None:
+        answer = await self.client.put(f"{self.world.faults_url}/{target}", json={"mode": mode, **members})
         assert answer.status_code == 200, answer.text
 
     async def heal(self) -> None:
-        for target in ("facilitator", f"rpc/{NETWORK}", "search"):
+        for target in ("facilitator", f"rpc/{NETWORK}", "search", "ai"):
             await self.fault(target, "ok")
 
     async def ended(self, operation_id: str, key: str | None = None) -> dict[str, Any]:
@@ -306,6 +315,13 @@ class Shop:
         told: dict[str, Any] = answer.json()
         return told
 
+    async def model(self, model_id: str) -> dict[str, Any]:
+        """Return what the node says of a model: the `gateway` object of its listing."""
+        answer = await self.client.get(f"{self.url}/v1/models/{model_id}")
+        assert answer.status_code == 200, answer.text
+        told: dict[str, Any] = answer.json()["gateway"]
+        return told
+
 
 @attrs.frozen
 class Calls:
@@ -321,6 +337,23 @@ class Calls:
     async def of(self, *kinds: str) -> dict[str, int]:
         now = await self.shop.counts()
         return {kind: now[kind] - self.before[kind] for kind in kinds}
+
+
+async def hang_up(shop: Shop, purchase: Purchase, *, after: str | None) -> None:
+    """Send a purchase over a bare socket and close it: at once, or once the upstream call named `after` was made."""
+    calls = await Calls.from_now(shop)
+    content = json.dumps(purchase.body).encode()
+    host, port = shop.url.removeprefix("http://").split(":")
+    lines = [f"POST {purchase.path} HTTP/1.1", f"Host: {host}:{port}", f"Idempotency-Key: {purchase.key}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in purchase.credential.items()]
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode() + content)
+        for _ in range(500):
+            if after is None or (await calls.of(after))[after]:
+                return
+            await trio.sleep(0.01)
+        raise AssertionError(f"{after} was never called")
 
 
 async def together(calls: Sequence[Callable[[], Awaitable[httpx.Response]]]) -> list[httpx.Response]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -20,28 +19,12 @@ from tests.world.scenarios.purchase import (
     body,
     carries_challenge,
     fresh_key,
+    hang_up,
 )
 
 pytestmark = pytest.mark.world
 
 FLIGHT = 20
-
-
-async def hang_up(shop: Shop, purchase: Purchase, *, after: str | None) -> None:
-    """Send a purchase over a bare socket and close it: at once, or once the upstream call named `after` was made."""
-    calls = await Calls.from_now(shop)
-    content = json.dumps(purchase.body).encode()
-    host, port = shop.url.removeprefix("http://").split(":")
-    lines = [f"POST {purchase.path} HTTP/1.1", f"Host: {host}:{port}", f"Idempotency-Key: {purchase.key}"]
-    lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
-    lines += [f"{name}: {value}" for name, value in purchase.credential.items()]
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        await stream.send_all("\r\n".join([*lines, "", ""]).encode() + content)
-        for _ in range(500):
-            if after is None or (await calls.of(after))[after]:
-                return
-            await trio.sleep(0.01)
-        raise AssertionError(f"{after} was never called")
 
 
 @pytest.mark.parametrize("after", [None, "verify", "search", "settle"])
