@@ -5,20 +5,17 @@ One call asks routes to one canonical id only, and none again: an upstream may b
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import attrs
 import trio
 
 from gateway.actors.prober import Route
 from gateway.actors.runtime import ActorError
+from gateway.actors.slots import Slots
 from gateway.errors import CapacityExhausted, ContextLengthExceeded, ExecutionFailed, GatewayError
 from gateway.registry.ai.adapter import Completion, ModelFailed, ModelRoute
 from gateway.registry.ai.catalog import Catalog
@@ -26,6 +23,7 @@ from gateway.registry.ai.choice import Choice, choose
 from gateway.registry.ai.output import Answered, chat_completion, executed, own_usage
 from gateway.registry.ai.prompt import AiRequest, Prompt
 from gateway.registry.execution import Served, Work
+from gateway.registry.fingerprint import fingerprint
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed, UpstreamTimeout
 from gateway.registry.qualification import Evidence, Finding, Outcome, Proofs, Rules, State
 from gateway.registry.search.output import Asset
@@ -68,26 +66,7 @@ class _Hurried(UpstreamTimeout):
     """The time-out of a call that had too little time to say anything of its route."""
 
 
-@attrs.define(eq=False)
-class _Slots:
-    """The slots of the embedded model: a call beyond those that may wait is refused at once."""
-
-    free: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(EMBEDDED_SLOTS))
-
-    def admit(self) -> None:
-        if self.free.statistics().tasks_waiting >= EMBEDDED_QUEUE:
-            raise _no_slot()
-
-    async def take(self, until: float) -> None:
-        """Wait for a slot, on trio's clock at most `until`; raises `CapacityExhausted`."""
-        self.admit()
-        with trio.move_on_at(until):
-            await self.free.acquire()
-            return
-        raise _no_slot()
-
-
-def _no_slot() -> CapacityExhausted:
+def _busy() -> CapacityExhausted:
     told = "The embedded model has as many calls as it can answer in time."
     return CapacityExhausted(told, retry_after=5.0, extra={"reason": "embedded_model_busy"})
 
@@ -113,7 +92,7 @@ class AiFamily:
     report: Callable[[Outcome], None]
     utc: Callable[[], datetime]
     asset: Asset = attrs.field(factory=Asset)
-    _slots: _Slots = attrs.field(factory=_Slots, init=False)
+    _slots: Slots = attrs.field(factory=lambda: Slots(EMBEDDED_SLOTS, EMBEDDED_QUEUE, _busy), init=False)
 
     def admit(self, operation: str, request: AiRequest) -> None:  # noqa: ARG002 - both operations ask the same routes
         """Return if a proven route can answer `request`.
@@ -190,11 +169,8 @@ class AiFamily:
         if not _embedded(route):
             return await self._complete(route, prompt, within)
         until = trio.current_time() + within
-        await self._slots.take(until - SHORTEST_ATTEMPT_S)
-        try:
+        async with self._slots.slot(until - SHORTEST_ATTEMPT_S):
             return await self._complete(route, prompt, until - trio.current_time())
-        finally:
-            self._slots.free.release()
 
     async def _complete(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
         planned = route.adapter.plan(prompt, timeout_s=within)
@@ -265,28 +241,16 @@ def ai_routes(routes: Sequence[ModelRoute], call: Call, rules: Rules | None = No
 
 
 def settings_of(route: ModelRoute) -> str | None:
-    """Return a fingerprint of what the proof of a route depends on: the calls that prove it, keys and all.
+    """Return a fingerprint of what the proof of a route depends on.
 
     None where every node has to look itself: at a model inside the node or on its own host, and at its own
     configuration.
     """
+    adapter = route.adapter
     if _embedded(route):
         return None
-    calls = [*route.adapter.probe_calls(), *([route.adapter.canary()] if route.canary else [])]
-    if not calls or any(on_this_host(call.url) for call in calls):
-        return None
-    asked = [attrs.asdict(call) | {"content": call.content.hex()} for call in calls]
-    text = json.dumps([PROOF_VERSION, route.adapter.kind, route.adapter.upstream_model, asked], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def on_this_host(url: str) -> bool:
-    """Return True if an address is this host's own."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    calls = [*adapter.probe_calls(), *([adapter.canary()] if route.canary else [])]
+    return fingerprint(calls, PROOF_VERSION, adapter.kind, adapter.upstream_model)
 
 
 async def prove(route: ModelRoute, call: Call) -> Finding:

@@ -602,8 +602,7 @@ def test_the_fingerprint_of_a_route_covers_its_key_its_model_and_its_canary() ->
     assert with_canary not in {None, settings_of(route("a"))}
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.9.9.9", "http://[::1]:1", "http://localhost"])
-def test_the_proof_of_a_model_on_this_host_is_this_nodes_alone(url: str) -> None:
-    adapter = OpenAiAdapter(url, "a")
+def test_the_proof_of_a_model_on_this_host_is_this_nodes_alone() -> None:
+    adapter = OpenAiAdapter("http://127.0.0.1:1", "a")
     assert settings_of(ModelRoute("ai/a", LUNA, adapter, billed=False, canary=True)) is None
     assert settings_of(embedded()) is None
