@@ -13,14 +13,13 @@ from gateway import errors
 from gateway.errors import GatewayError, Violation
 from gateway.http import mpp, strict_json, x402
 from gateway.http.request_headers import (
-    MAX_WAIT_S,
     CallerAddress,
     Headers,
     PaymentHeader,
     funding,
     idempotency_key,
+    patience,
     payment_header,
-    preferred_wait,
     require_json,
     values,
 )
@@ -49,7 +48,6 @@ class Asked:
         network: the network that the caller is known by.
         sold: it is to be paid for; else no payment was looked at.
         wait_s: how long the caller waits for an operation in flight.
-        prefers_wait: the caller has said so itself.
         credential: the payment that came along, its signer recovered.
         quote: what the credential says it pays, if this node made it.
         refusal: why the credential cannot be taken; told only once the key was looked up.
@@ -61,7 +59,6 @@ class Asked:
     network: str
     wait_s: float
     sold: bool = False
-    prefers_wait: bool = False
     credential: Credential | None = attrs.field(default=None, repr=False)
     quote: Quote | None = None
     refusal: errors.PaymentRefused | None = None
@@ -83,11 +80,10 @@ class Reader:
         body = _json_body(incoming)
         headers = incoming.headers
         network = self.callers.network(incoming.peer, headers)
-        prefers = preferred_wait(headers)
-        wait_s, prefers_wait = (MAX_WAIT_S, False) if prefers is None else (prefers, True)
+        wait_s = patience(headers)
         if self._is_probe(body, headers):
             example = self.validator.valid(self.operation.example)
-            return Asked(example, None, network, wait_s, sold=True, prefers_wait=prefers_wait, example=True)
+            return Asked(example, None, network, wait_s, sold=True, example=True)
         faults: list[GatewayError] = []
         violations = [Violation("", "the body is empty")] if body is None else self.validator.violations(body)
         valid = None if violations else self.validator.valid(body)
@@ -100,7 +96,7 @@ class Reader:
             if quote is not None and quote.example:
                 raise errors.ExampleQuote
             raise self._refusal(body, violations, faults, problem)
-        return Asked(valid, key, network, wait_s, sold, prefers_wait, credential, quote, refusal)
+        return Asked(valid, key, network, wait_s, sold, credential, quote, refusal)
 
     def _problem(self, valid: Valid, size: int, headers: Headers, *, sold: bool) -> GatewayError | None:
         """Return what is wrong with a request that the schema accepts."""

@@ -349,8 +349,7 @@ class Pipeline:
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
         )
         within = self.operation.deadline_s + SETTLEMENT_SLACK_S
-        wait_s = call.asked.wait_s if call.asked.prefers_wait else within
-        return await self._operations(ops.Submit(order, wait_s), within, call, turn)
+        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)
 
     async def _operations(
         self, message: ops.Submit | ops.Join, within: float, call: Call, turn: Turn | None
@@ -396,6 +395,8 @@ def _failed_meanwhile(known: keys.Known, waited_for: str | None, call: Call) -> 
     if not isinstance(earlier, ops.Earlier) or earlier.failure is None or earlier.operation_id != waited_for:
         return None
     failure = earlier.failure.error(earlier.operation_id)
+    if isinstance(failure, errors.ExecutionCancelled):
+        return None  # its callers had left
     theirs = call.authorization is not None and call.authorization[3] == earlier.failure.nonce
     return failure if theirs or not isinstance(failure, errors.PaymentRequired) else None
 

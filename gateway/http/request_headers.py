@@ -75,8 +75,8 @@ def require_json(headers: Headers) -> None:
         raise UnsupportedMediaType("the body has a Content-Encoding")
 
 
-def preferred_wait(headers: Headers) -> float | None:
-    """Return how many seconds the caller says it waits, at most 25 (`Prefer: wait=N`, RFC 7240); None: it does not."""
+def patience(headers: Headers) -> float:
+    """Return how many seconds the caller waits for an operation in flight: `Prefer: wait=N` (RFC 7240), at most 25."""
     for line in values(headers, "prefer"):
         for preference in line.split(","):
             name, _, value = preference.partition(";")[0].strip().lower().partition("=")
@@ -84,7 +84,7 @@ def preferred_wait(headers: Headers) -> float | None:
                 return 0.0
             if name.strip() == "wait" and re.fullmatch(r"[0-9]{1,6}", value.strip(' "')):
                 return min(float(value.strip(' "')), MAX_WAIT_S)
-    return None
+    return MAX_WAIT_S
 
 
 def funding(headers: Headers) -> str | None:

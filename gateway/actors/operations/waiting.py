@@ -10,7 +10,7 @@ import attrs
 from gateway.actors.operations.order import Ended, Join, Submit
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Letter
-from gateway.errors import GatewayError, OperationInProgress, PaymentRequired
+from gateway.errors import ExecutionCancelled, GatewayError, OperationInProgress, PaymentRequired
 
 SOON_S = 1.0
 
@@ -66,7 +66,12 @@ class Waiters:
         return any(self.letters.values())
 
     def _told(self, message: Submit | Join, failure: GatewayError) -> GatewayError:
-        """Return what one is told: a refused payment is the business of those who brought it."""
+        """Return what one is told: a refused payment is the business of those who brought it.
+
+        Who came while an execution was being stopped that everybody else had left is to ask again.
+        """
+        if isinstance(failure, ExecutionCancelled):
+            return OperationInProgress(operation_id=failure.operation_id, retry_after=SOON_S)
         if not isinstance(failure, PaymentRequired) or self._brought(message):
             return own(failure)
         return OperationInProgress(
