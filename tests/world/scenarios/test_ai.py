@@ -249,7 +249,7 @@ async def test_an_upstream_that_dies_unseen_is_closed_within_a_probe_interval_an
     await until_open(shop)
     await shop.fault("ai", mode)
     await until_closed(shop, 1.2 * PROBE_S + 1 + (PROBE_TIMEOUT_S if mode == "hang" else 0))
-    await refused_everywhere(shop, {"refuse": "unreachable", "hang": "timeout", "http_500": "status_500"}[mode])
+    await refused_everywhere(shop, {"refuse": "unreachable", "hang": "probe_timeout", "http_500": "status_500"}[mode])
     await shop.heal()
     await until_open(shop)
     assert (await shop.post(execute(), fresh_key(), path=EXECUTE)).status_code == 402
