@@ -16,6 +16,7 @@ from gateway.doctor._check import Check, Examination, failed, fine, note
 from gateway.doctor._disk import disk
 from gateway.doctor._listeners import listeners
 from gateway.doctor._machine import machine
+from gateway.doctor._models import models
 from gateway.doctor._payment import payment
 from gateway.doctor._search import search
 
@@ -39,6 +40,7 @@ async def examine(config_path: Path | None) -> Examination:
         call = Caller(await runtime.start("upstream", upstream))
         checks += await payment(configuration, call, time.time())
         checks += await search(configuration, call)
+        checks += await models(configuration, call)
     return Examination(checks, redacted(configuration))
 
 
@@ -65,8 +67,8 @@ def redacted(configuration: Configuration) -> dict[str, Any]:
     tree["store"]["url"] = configuration.shown_store
     tree["payment"]["rpc_urls"] = [_bare(url) for url in tree["payment"]["rpc_urls"]]
     tree["payment"]["facilitator_url"] = _bare(tree["payment"]["facilitator_url"])
-    for adapter in tree["search"]["adapter"]:
-        adapter["base_url"] = _bare(adapter["base_url"])
+    for back_end in (*tree["search"]["adapter"], *tree["ai"]["route"]):
+        back_end["base_url"] = _bare(back_end["base_url"])
     return tree
 
 
