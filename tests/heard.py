@@ -21,8 +21,10 @@ from trio.testing import MockClock
 import gateway
 from gateway.actors.findings import Findings, Look
 from gateway.actors.idempotency import Show
-from gateway.actors.leases import Held, Leases, alone
+from gateway.actors.leases import ALONE, Held, Leases, alone
 from gateway.actors.ledger import last_block
+from gateway.actors.probe_history import WRITE_EVERY_S, ProbeHistory
+from gateway.actors.probe_thinning import thin
 from gateway.actors.quota import GiveBack, Policy, Spend, quota
 from gateway.actors.retention import sweep
 from gateway.actors.runtime import open_runtime
@@ -33,7 +35,7 @@ from gateway.config import structure
 from gateway.errors import ExecutorFailed
 from gateway.http.operator_view import FILTERS
 from gateway.node import open_node
-from gateway.registry.qualification import Finding
+from gateway.registry.qualification import Evidence, Finding, Observation, State
 from tests.actors.operations import (
     test_in_hand,
     test_keeping,
@@ -197,6 +199,21 @@ def share(directory: Path) -> None:
     trio.run(live, clock=MockClock(autojump_threshold=0))
 
 
+def remember(directory: Path) -> None:
+    """What a node writes down of its routes, and what becomes of it in a hundred days."""
+
+    async def live() -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, directory / "node.db", run=inline) as store:
+            for day in (1, 100):
+                history = ProbeHistory(store, node="node-1", clock_ms=lambda day=day: day * DAY_MS)  # type: ignore[misc]
+                await runtime.start(f"probe-history {day}", history.watch)
+                history.note(Evidence("ai/one", State.AVAILABLE, "q_1", None), Observation(ok=True, probe=True, ms=9))
+                await trio.sleep(WRITE_EVERY_S + 1)
+                await thin(store, (day + 2) * DAY_MS, ALONE)
+
+    trio.run(live, clock=MockClock(autojump_threshold=0))
+
+
 def story(test: Callable[..., Awaitable[None]], **arguments: Any) -> Callable[[Path], None]:
     """Return a part of a node's life that one of its own tests tells."""
 
@@ -207,7 +224,7 @@ def story(test: Callable[..., Awaitable[None]], **arguments: Any) -> Callable[[P
     return live
 
 
-PARTS: Sequence[Callable[[Path], None]] = (sell, serve, share)
+PARTS: Sequence[Callable[[Path], None]] = (sell, serve, share, remember)
 """What a node does otherwise where others share its store."""
 
 STORIES: Sequence[Callable[[Path], None]] = (

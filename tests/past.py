@@ -17,6 +17,7 @@ from ulid import ULID
 from gateway.actors.operations.rows import OUTPUT_LIFE_MS, TOMBSTONE_LIFE_MS
 from gateway.actors.store import schema
 from gateway.actors.store.protocol import Value
+from gateway.registry.spells import COARSE_MS, FINE_MS
 
 if TYPE_CHECKING:
     import psycopg
@@ -29,6 +30,7 @@ CHAIN_ID = 8453
 NETWORK, ASSET = f"eip155:{CHAIN_ID}", "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
 PAY_TO = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
 NODE = "node-1"
+PROBED = ("ai/one", "search/embedded-index", "search/one", "search/two")
 AMOUNT = 6_000
 ROUTE = '{"routeId":"search:one","qualificationId":"qual_1"}'
 
@@ -59,6 +61,10 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     ),
     "ledger_blocks": ("height", "previous_hash", "block_hash", "entries", "sealed_at", "signature"),
     "quota_counters": ("quota", "caller", "window_start", "used"),
+    "probe_history": (
+        "route", "began_at", "node", "ended_at", "width", "lasted_ms", "state", "qualification_id", "probes",
+        "failed_probes", "calls", "failed_calls", "p50_ms",
+    ),
 }  # fmt: skip
 
 
@@ -105,7 +111,7 @@ class Past:
         self._chance, self._height, self._left = random.Random(4021), 0, self.due
         self.traces.clear()
         self.opened.clear()
-        yield self._counters()
+        yield self._counters() | self._probed()
         for first in range(0, self.count, AT_ONCE):
             rows: Rows = {table: [] for table in COLUMNS}
             for number in range(first, min(first + AT_ONCE, self.count)):
@@ -318,6 +324,19 @@ class Past:
             ("unpaid_quotes", f"{number:064x}", self.now_ms - number * 40, 1 + number % 9) for number in range(COUNTERS)
         ]
         return {"quota_counters": counted}
+
+    def _probed(self) -> Rows:
+        """The history of routes that were well: hours of 90 days, five minutes of the last."""
+        hours = range(self.now_ms // COARSE_MS - 90 * 24, self.now_ms // COARSE_MS - 24)
+        minutes = range((self.now_ms // COARSE_MS - 24) * (COARSE_MS // FINE_MS), self.now_ms // FINE_MS)
+        seen = [(hour * COARSE_MS, COARSE_MS) for hour in hours] + [(each * FINE_MS, FINE_MS) for each in minutes]
+        return {
+            "probe_history": [
+                (route, began, NODE, began + width, width, width, "available", "q_1", 20, 0, 9, 0, 90)
+                for began, width in seen
+                for route in PROBED
+            ]
+        }
 
     def _hash(self) -> str:
         return self._chance.randbytes(32).hex()
