@@ -60,7 +60,7 @@ class Purchase:
     model: str = ""
 
 
-PASSING = ("unproven",)
+PASSING = ("not_probed", "unproven", "proof_expired", "starting")
 """Why a model is closed that will open by itself soon."""
 FAST, LUNA = "gateway/fast", "openai/gpt-5.6-luna"
 
@@ -306,11 +306,10 @@ def outcome(answer: httpx.Response, key_set: Mapping[str, Any]) -> dict[str, Any
     except ValueError:
         return dict(UNPROVED) | {"detail": "the answer is not JSON"}
     if not isinstance(body, dict) or answer.status_code != 200:
-        code = body.get("code", "") if isinstance(body, dict) else ""
-        return dict(UNPROVED) | {
-            "code": code,
-            "detail": str(body.get("detail", body) if isinstance(body, dict) else body),
-        }
+        problem = body if isinstance(body, dict) else {"detail": body}
+        reason = f" ({problem['reason']})" if "reason" in problem else ""
+        told = f"{problem.get('detail', body)}{reason}"
+        return dict(UNPROVED) | {"code": problem.get("code", ""), "detail": told}
     about, output = _opened(body)
     receipt, route = about.get("receipt") or {}, output.get("route") or {}
     told = {

@@ -102,6 +102,11 @@ def test_a_problem_is_told_with_its_code() -> None:
     assert (told["code"], told["detail"], told["charged"]) == ("capability_unavailable", "no adapter", "0")
 
 
+def test_a_problem_that_has_a_reason_is_told_with_it() -> None:
+    told = judged({"code": "model_unavailable", "detail": "No route.", "reason": "model_not_installed"}, 503)
+    assert told["detail"] == "No route. (model_not_installed)"
+
+
 def test_an_answer_that_is_not_json_is_told() -> None:
     assert outcome(httpx.Response(502, text="<html>"), SIGNER.key_set)["detail"] == "the answer is not JSON"
 
@@ -139,7 +144,7 @@ REQUIRED = {
     "extensions": {},
 }
 PRICE = (402, REQUIRED | {"price": {"amountAtomic": "6000"}})
-STARTING, OPEN = ({"gateway": {"commerce": {"reason": reason}}} for reason in ("unproven", None))
+STARTING, OPEN = ({"gateway": {"commerce": {"reason": reason}}} for reason in ("starting", None))
 Answer = tuple[int, Mapping[str, Any]]
 
 
@@ -239,7 +244,7 @@ def test_every_paid_step_tells_the_price_that_was_asked(play: Play) -> None:
 
 def test_a_model_that_is_starting_is_waited_for_and_the_wait_is_told_once(play: Play) -> None:
     lines, (node,) = play(Played([CLOSED], [STARTING, STARTING, OPEN]))
-    assert [line["waits"] for line in lines if "waits" in line] == ["gateway/fast is not open yet: unproven"]
+    assert [line["waits"] for line in lines if "waits" in line] == ["gateway/fast is not open yet: starting"]
     assert node.paths[:3] == ["/v1/models/gateway%2Ffast"] * 3
     assert len([line for line in lines if "step" in line]) == STEPS
 
