@@ -491,10 +491,15 @@ async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls:
 
     async def ask(scene: Scene, url: str) -> None:
         nonlocal done
+        stops = rng.random() < 0.9
         with trio.move_on_after(rng.random() * 0.03):
-            stops = rng.random() < 0.9
             assert (await scene.caller(HttpCall("GET", url, timeout_s=5), stops=stops)).content == b"ok"
             done += 1
+
+    async def wait(scene: Scene, url: str) -> None:
+        nonlocal done
+        assert (await scene.caller(HttpCall("GET", url, timeout_s=30), stops=True)).content == b"ok"
+        done += 1
 
     async with (
         serving(answer, authority if tls else None) as server,
@@ -504,15 +509,13 @@ async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls:
             async with trio.open_nursery() as nursery:
                 for _ in range(20):
                     nursery.start_soon(ask, scene, server.url)
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(scene.caller, HttpCall("GET", server.url, timeout_s=5))
-        health = scene.ref.health()
-        assert (health.held, health.crashes) == (0, 0)
+                for _ in range(2):
+                    nursery.start_soon(wait, scene, server.url)
         with trio.fail_after(5):
-            while server.open > 4:
+            while scene.ref.health().held or server.open > 4:  # calls that were left and not stopped come to their end
                 await trio.lowlevel.checkpoint()
-    assert 0 < done < 400
+        assert scene.ref.health().crashes == 0
+    assert 40 <= done < 400
 
 
 async def test_askers_that_leave_wedge_nothing() -> None:
