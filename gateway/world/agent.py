@@ -308,8 +308,8 @@ def outcome(answer: httpx.Response, key_set: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(body, dict) or answer.status_code != 200:
         problem = body if isinstance(body, dict) else {"detail": body}
         reason = f" ({problem['reason']})" if "reason" in problem else ""
-        told = f"{problem.get('detail', body)}{reason}"
-        return dict(UNPROVED) | {"code": problem.get("code", ""), "detail": told}
+        detail = f"{problem.get('detail', body)}{reason}"
+        return dict(UNPROVED) | {"code": problem.get("code", ""), "detail": detail}
     about, output = _opened(body)
     receipt, route = about.get("receipt") or {}, output.get("route") or {}
     told = {
