@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from gateway.actors.ai import AiFamily, ai_routes
+from gateway.actors.embedded_model import ModelPlace, WorkerSettings, embedded_model
 from gateway.actors.findings import Findings
 from gateway.actors.idempotency import idempotency
 from gateway.actors.leases import Leases
@@ -27,7 +28,7 @@ from gateway.actors.operations import Limits, Surroundings, operations
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.probe_history import ProbeHistory
 from gateway.actors.prober import Message as ProberMessage
-from gateway.actors.prober import prober, reporter
+from gateway.actors.prober import ProbeNow, prober, reporter
 from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import ActorError, Ref, Runtime
 from gateway.actors.search import SearchFamily, search_routes
@@ -122,9 +123,10 @@ async def start_actors(
     configuration: Configuration,
     adapters: Sequence[Adapter],
     models: Sequence[ModelRoute],
+    place: ModelPlace,
     metrics: Metrics,
 ) -> Parts:
-    """Start every actor after the store, in order."""
+    """Start every actor after the store, in order; `place` tells where the embedded model is, if a route goes there."""
     signer, naming = Signer.from_keys(keys.receipts), Naming(keys.peppers)
     start = partial(runtime.start, capacity=MAILBOX)
     leases = Leases(store, lease_ms=configuration.store.lease_ms)
@@ -152,6 +154,7 @@ async def start_actors(
             noted=history.note,
         ),
     )
+    await _start_model(start, configuration, models, call, place, prober_ref)
     report, cost_asset = reporter(prober_ref), _cost_asset(configuration)
     families: dict[str, Family] = {
         "search": MeteredFamily(SearchFamily(adapters, proofs, call, report, _utc, cost_asset), metrics),
@@ -191,6 +194,29 @@ async def start_actors(
         clock_ms=clock_ms,
     )
     return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref)
+
+
+async def _start_model(
+    start: Callable[..., Any],
+    configuration: Configuration,
+    models: Sequence[ModelRoute],
+    call: Caller,
+    place: ModelPlace,
+    prober_ref: Ref[ProberMessage],
+) -> None:
+    """Start the embedded model where a route goes to it; the prober looks there whenever it came or went."""
+    routes = [each.route_id for each in models if each.adapter.kind == "embedded"]
+    if not routes:
+        return
+
+    def look() -> None:
+        for route_id in routes:
+            _tell(prober_ref, ProbeNow(route_id))
+
+    place.changed = look
+    ai = configuration.ai
+    settings = WorkerSettings(threads=ai.embedded_threads, memory_mib=ai.embedded_memory_mib)
+    await start("embedded-model", partial(embedded_model, place=place, call=call, settings=settings))
 
 
 def _rules(configuration: Configuration) -> Rules:

@@ -15,6 +15,7 @@ import attrs
 import structlog
 import trio
 
+from gateway.actors.embedded_model import ModelPlace
 from gateway.actors.runtime import Event, Phase, Runtime, open_runtime
 from gateway.actors.store import Engine, StoreRefused
 from gateway.actors.store.moves import require_whole
@@ -31,6 +32,7 @@ from gateway.opening import open_engine
 from gateway.operator_token import open_token
 from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import standing
+from gateway.registry.ai.embedded import EmbeddedAdapter
 from gateway.registry.ai.listing import Selling
 from gateway.shared_keys import join_keys
 
@@ -93,7 +95,8 @@ async def open_node(
         _bound(configuration, "/node/operator_listen", own) as private,
     ):
         configuration = _with_ports(configuration, public)
-        adapters, models = adapters_of(configuration), model_routes_of(configuration, None)
+        adapters, place = adapters_of(configuration), ModelPlace()
+        models = model_routes_of(configuration, EmbeddedAdapter(place.now) if configuration.ai.embedded else None)
         _prepare(configuration.data_dir)
         async with (
             open_runtime(observe=_observe, grace=ACTOR_GRACE_S) as runtime,
@@ -102,7 +105,7 @@ async def open_node(
             await require_whole(store, configuration.shown_store)
             keys = await join_keys(store, configuration.keys_dir)
             token = open_token(configuration, create=True) if private else ""
-            parts = await start_actors(runtime, store, keys, configuration, adapters, models, metrics)
+            parts = await start_actors(runtime, store, keys, configuration, adapters, models, place, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)
             limits = ServerLimits(drain_s=max(node.drain_s, 1), max_connections=node.max_connections)
             async with (
@@ -238,6 +241,8 @@ def _inside(
         metrics=metrics,
         clock_ms=clock_ms,
         started_at=started_at,
+        models=parts.models,
+        prober=parts.prober,
     )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -19,6 +18,7 @@ from quart import Response, request
 from gateway import __version__, errors
 from gateway.actors.operations import Exposure, Resolve
 from gateway.actors.operations.actor import Message as OperationsMessage
+from gateway.actors.prober import Message as ProberMessage
 from gateway.actors.runtime import ActorError, Health, Ref, Runtime
 from gateway.actors.settlement import SettlementPath
 from gateway.actors.store import Engine
@@ -27,8 +27,10 @@ from gateway.http import metrics as figures
 from gateway.http import operator_view as view
 from gateway.http import strict_json
 from gateway.http.metrics import Endings, Metrics
+from gateway.http.operator_models import Registry, add_models, shown
 from gateway.http.server import GatewayApp
-from gateway.registry.qualification import Evidence, Proofs
+from gateway.registry.ai.adapter import ModelRoute
+from gateway.registry.qualification import Proofs
 from gateway.registry.receipts import timestamp
 
 BODY_CAP = 16 * 1024
@@ -40,7 +42,10 @@ LIVE = {"Cache-Control": "no-store"}
 
 @attrs.frozen(eq=False)
 class Inside:
-    """The parts of a running node that its operator sees; `started_at` is milliseconds since 1970."""
+    """The parts of a running node that its operator sees; `started_at` is milliseconds since 1970.
+
+    `models` are the routes to models, `prober` is who proves all routes.
+    """
 
     name: str
     base_url: str
@@ -53,6 +58,8 @@ class Inside:
     metrics: Metrics
     clock_ms: Callable[[], int]
     started_at: int
+    models: Sequence[ModelRoute] = ()
+    prober: Ref[ProberMessage] | None = None
 
 
 def build_operator_app(inside: Inside, token: str) -> GatewayApp:
@@ -67,6 +74,7 @@ def build_operator_app(inside: Inside, token: str) -> GatewayApp:
     app.before_request_funcs.setdefault(None, []).insert(0, require_token)
     _add_status(app, inside)
     _add_operations(app, inside)
+    add_models(app, Registry(inside.models, inside.proofs, inside.prober, inside.store, inside.clock_ms))
     _add_metrics(app, inside)
     return app
 
@@ -139,7 +147,7 @@ def _add_metrics(app: GatewayApp, inside: Inside) -> None:
 
 async def _summary(inside: Inside) -> dict[str, Any]:
     health, exposed, path = await inside.store.probe(), await _exposure(inside), inside.path
-    now = inside.clock_ms()
+    now, models = inside.clock_ms(), {each.route_id: each for each in inside.models}
     return {
         "version": __version__,
         "node": inside.name,
@@ -163,7 +171,7 @@ async def _summary(inside: Inside) -> dict[str, Any]:
         if exposed is None
         else {"unsettledAtomic": str(sum(exposed.values())), "payers": len(exposed)},
         "operations": await _counts(inside),
-        "routes": [_route(each) for each in inside.proofs.snapshot().values()],
+        "routes": [shown(each, models.get(route)) for route, each in inside.proofs.snapshot().items()],
         "actors": [_actor(each) for each in inside.runtime.health()],
     }
 
@@ -206,24 +214,6 @@ def _actor(health: Health) -> dict[str, Any]:
         "crashes": health.crashes,
         "lastError": health.last_error,
     }
-
-
-def _route(evidence: Evidence) -> dict[str, Any]:
-    return {
-        "route": evidence.route_id,
-        "availability": evidence.state.value,
-        "reason": evidence.reason,
-        "basis": evidence.basis,
-        "qualificationId": evidence.qualification_id,
-        "lastProbeAt": _moment(evidence.last_probe_at),
-        "validUntil": _moment(evidence.valid_until),
-        "p50Ms": evidence.p50_ms,
-        "errorRate": evidence.error_rate,
-    }
-
-
-def _moment(moment: datetime | None) -> str | None:
-    return timestamp(int(moment.timestamp() * 1000)) if moment else None
 
 
 def _only(given: str | None) -> str | None:
