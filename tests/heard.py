@@ -169,6 +169,9 @@ def serve(directory: Path) -> None:
                 assert answer.status_code == 200, answer.text
                 for path in ("", "metrics", "metrics", "operations", f"operations/{answer.json()['operationId']}"):
                     assert (await client.get(f"{running.operator}/{path}")).status_code == 200, path
+                proof = (await client.get(f"{running.operator}/models")).json()["routes"][-1]
+                for known in (f"route={proof['route']}", f"qualificationId={proof['qualificationId']}"):
+                    assert (await client.get(f"{running.operator}/models/history?{known}")).status_code == 200
                 for state in FILTERS:
                     assert (await client.get(f"{running.operator}/operations?state={state}")).status_code == 200
 

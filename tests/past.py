@@ -30,7 +30,7 @@ CHAIN_ID = 8453
 NETWORK, ASSET = f"eip155:{CHAIN_ID}", "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
 PAY_TO = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
 NODE = "node-1"
-PROBED = ("ai/one", "search/embedded-index", "search/one", "search/two")
+PROBED = ("ai/one", "search/embedded-index")
 AMOUNT = 6_000
 ROUTE = '{"routeId":"search:one","qualificationId":"qual_1"}'
 

@@ -164,7 +164,10 @@ class _Rounds:
         self.turns = {route.route_id: trio.Lock() for route in self.routes}
         self.looked = {route.route_id: trio.Event() for route in self.routes}
         self.own_rules = {route.route_id: route.rules or self.rules for route in self.routes}
-        self.published = {}
+        self.published = {
+            route_id: evidence(record, rules=self.own_rules[route_id]) for route_id, record in self.records.items()
+        }
+        self.proofs.publish(self.published)
 
     # -- probing -------------------------------------------------------------------------------------------------------
 

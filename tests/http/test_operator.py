@@ -13,7 +13,17 @@ from gateway.actors.runtime import Phase
 from gateway.config import structure
 from gateway.node import Running, open_node
 
-PATHS = ("/", "/nodes", "/actors", "/operations", "/operations/op_1", "/metrics", "/nothing")
+PATHS = (
+    "/",
+    "/nodes",
+    "/actors",
+    "/operations",
+    "/operations/op_1",
+    "/models",
+    "/models/history",
+    "/metrics",
+    "/nothing",
+)
 
 
 @attrs.frozen
