@@ -20,6 +20,7 @@ from gateway.errors import CapacityExhausted, ContextLengthExceeded, ExecutionFa
 from gateway.registry.ai.adapter import Completion, ModelFailed, ModelRoute
 from gateway.registry.ai.catalog import Catalog
 from gateway.registry.ai.choice import Choice, choose
+from gateway.registry.ai.embedded_engine import SLOTS as EMBEDDED_SLOTS
 from gateway.registry.ai.output import Answered, chat_completion, executed, own_usage
 from gateway.registry.ai.prompt import AiRequest, Prompt
 from gateway.registry.execution import Served, Work
@@ -34,9 +35,10 @@ SHORTEST_ATTEMPT_S = 1.0
 FAIR_TRIAL_S = 10.0
 """A time-out after less than this says nothing of a route: the rest of somebody's deadline was short."""
 TOO_LONG = "context_length_exceeded"
+BUSY = "busy"
+"""The embedded model has no slot: a call before gives its own back only once the engine has noticed that it is over."""
 LAST_WORD_S = 0.5
 """What is left of the deadline for telling of a failure."""
-EMBEDDED_SLOTS = 2
 EMBEDDED_QUEUE = 6
 """Calls that may wait for the embedded model: more would not be answered within their deadline."""
 PROOF_VERSION = 1
@@ -141,7 +143,7 @@ class AiFamily:
             except ModelFailed as problem:
                 attempts.append(Attempt(route, problem.reason, _ms_since(started), counts=problem.counts))
                 failure = _told(attempts[-1], problem)
-                if not problem.counts:
+                if not problem.counts and problem.reason != BUSY:
                     break  # it is the prompt, and no other route to the same model would say otherwise
             else:
                 attempts.append(Attempt(route, "served", _ms_since(started)))
@@ -268,7 +270,7 @@ async def try_out(route: ModelRoute, call: Call) -> Finding:
     """Prove a route by a real call, which may be billed."""
     try:
         return route.adapter.read_canary(await call(route.adapter.canary(), stops=True))
-    except UpstreamFailed as problem:
+    except (UpstreamFailed, ModelFailed) as problem:
         return Finding(ok=False, reason=problem.reason)
 
 
@@ -286,6 +288,8 @@ def _unanswered(route: ModelRoute, problem: UpstreamFailed, started: float) -> A
 
 def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> GatewayError:
     """Return what the caller is told of a failed attempt."""
+    if attempt.outcome == BUSY:
+        return _busy()
     kind = ContextLengthExceeded if attempt.outcome == TOO_LONG else ExecutionFailed
     of_the_prompt = isinstance(problem, ModelFailed) and not problem.counts
     told = kind(

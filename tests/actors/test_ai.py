@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 from gateway.actors.ai import (
     EMBEDDED_QUEUE,
-    EMBEDDED_SLOTS,
     FAIR_TRIAL_S,
     LAST_WORD_S,
     AiFamily,
@@ -37,6 +36,9 @@ from gateway.errors import (
 from gateway.registry.ai.adapter import ModelRoute
 from gateway.registry.ai.anthropic import AnthropicAdapter
 from gateway.registry.ai.catalog import CATALOG
+from gateway.registry.ai.embedded import EmbeddedAdapter, Endpoint
+from gateway.registry.ai.embedded_engine import MODEL
+from gateway.registry.ai.embedded_engine import SLOTS as EMBEDDED_SLOTS
 from gateway.registry.ai.openai import OpenAiAdapter
 from gateway.registry.ai.prompt import Message, Prompt, Sampling
 from gateway.registry.execution import Family, Served, Work
@@ -81,19 +83,8 @@ def route(name: str, model: str = LUNA, **changes: Any) -> ModelRoute:
     return ModelRoute(f"ai/{name}", model, adapter, **given)
 
 
-@attrs.frozen
-class Inside:
-    """An adapter that says it is the embedded model's."""
-
-    inner: OpenAiAdapter
-    kind: str = "embedded"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
 def embedded(name: str = "embedded") -> ModelRoute:
-    adapter: Any = Inside(OpenAiAdapter(f"http://{name}.example", name))
+    adapter = EmbeddedAdapter(lambda: Endpoint(f"http://{name}.example", "key"))
     return ModelRoute(f"ai/{name}", SMOL, adapter, billed=False, canary=False)
 
 
@@ -120,7 +111,7 @@ class Upstreams:
             scripted = None
         await trio.lowlevel.checkpoint()
         if scripted is None:
-            return answer(completion(host))
+            return answer(completion(MODEL if host == "embedded" else host))
         return scripted if isinstance(scripted, HttpAnswer) else answer(scripted)
 
     @property
@@ -476,6 +467,18 @@ async def test_another_route_is_asked_when_the_embedded_model_has_no_slot(autoju
         nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_that_is_still_busy_with_calls_that_were_left_is_not_held_against_the_model(
+    autojump_clock: MockClock,
+) -> None:
+    alone = scene([embedded()], Upstreams(embedded=answer({}, 503)))
+    failure = await alone.fails(asks(FAST))
+    assert isinstance(failure, CapacityExhausted)
+    assert failure.extra["attempts"] == [{"route": "ai/embedded", "outcome": "busy", "ms": 0}]
+    assert (failure.headers, alone.outcomes) == ({}, [])
+    both = scene([embedded(), route("b", SMOL)], Upstreams(embedded=answer({}, 503)))
+    assert (await both.run(asks(SMOL))).output["route"]["routeId"] == "ai/b"
+
+
 async def test_a_call_that_is_cancelled_gives_its_slot_back(autojump_clock: MockClock) -> None:
     here = scene([embedded()], Upstreams(embedded=30.0))
     for _ in range(EMBEDDED_SLOTS + 1):
@@ -568,6 +571,11 @@ async def test_a_canary_is_a_small_real_call(autojump_clock: MockClock) -> None:
     upstreams = Upstreams()
     assert (await try_out(route("a"), upstreams)).ok
     assert orjson.loads(upstreams.calls[0].content)["max_tokens"] == 16
+
+
+async def test_a_canary_that_cannot_be_planned_says_why() -> None:
+    resting = ModelRoute("ai/e", SMOL, EmbeddedAdapter(lambda: "crashed"), billed=False, canary=True)
+    assert await try_out(resting, Upstreams()) == Finding(ok=False, reason="crashed")
 
 
 @pytest.mark.parametrize(
