@@ -42,6 +42,22 @@ OURS: dict[str, Any] = {
     "cache_prompt": False,  # no caller is to notice, by time or count, what another one asked
 }
 
+JSON_OBJECT = r"""
+root ::= "{" gap (member ("," gap member){0,7})? end
+member ::= string ":" " "? (scalar | array | "{" gap (inner ("," gap inner){0,4})? end)
+inner ::= string ":" " "? (scalar | array)
+array ::= "[" space? (scalar ("," gap scalar){0,4})? space? "]"
+scalar ::= string | number | "true" | "false" | "null"
+string ::= "\"" character{0,100} "\""
+character ::= [^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})
+number ::= "-"? ("0" | [1-9] [0-9]{0,14}) ("." [0-9]{1,9})?
+gap ::= (" " | "\n" [ ]{0,8})?
+end ::= ("\n" [ ]{0,6})? "}"
+space ::= " " | "\n" [ ]{0,8}
+"""
+"""Objects that end: with the engine's own grammar of any object a third of this model's answers nest until they are cut
+off (12 of 32 prompts at 200 tokens, with this one none)."""
+
 
 class NotInstalled(Exception):
     """The engine or the weights are not there."""
@@ -125,6 +141,9 @@ def _body(asked: Mapping[str, Any]) -> dict[str, Any]:
     most = MOST_OUTPUT_TOKENS if wished is None else min(max(int(wished), 1), MOST_OUTPUT_TOKENS)
     body = {name: asked[name] for name in PASSED_ON if asked.get(name) is not None}
     body |= {name: default if asked.get(name) is None else asked[name] for name, default in DEFAULTS.items()}
+    if body.get("response_format") == {"type": "json_object"}:
+        del body["response_format"]
+        body["grammar"] = JSON_OBJECT
     if asked.get("seed") is not None:
         body["seed"] = int(asked["seed"]) % (2**32 - 1)  # the one that is left out means a random seed
     return body | OURS | {"max_tokens": most}
