@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.config import Configuration
+
+
+def public_url(configuration: Configuration) -> str:
+    """Return where this machine reaches the node's public listener."""
+    return f"http://{reachable(configuration.node.listen[0])}"
+
+
+def operator_url(configuration: Configuration) -> str:
+    """Return where this machine reaches the operator's listener."""
+    return f"http://{reachable(configuration.node.operator_listen)}"
 
 
 def reachable(address: str) -> str:

@@ -12,9 +12,11 @@ from gateway.commands.doctoring import doctor
 from gateway.commands.keys import keys
 from gateway.commands.ledger import ledger
 from gateway.commands.migrating import migrate
+from gateway.commands.models import models
 from gateway.commands.operations import operations
 from gateway.commands.quoting import quote
 from gateway.commands.receipts import receipts
+from gateway.commands.registry import registry
 from gateway.commands.serving import demo, serve
 
 
@@ -27,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (serve, demo, doctor, quote, operations, ledger, receipts, keys, migrate):
+for command in (serve, demo, doctor, registry, models, quote, operations, ledger, receipts, keys, migrate):
     main.add_command(command)

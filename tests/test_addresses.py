@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.addresses import reachable
+from gateway.addresses import operator_url, public_url, reachable
+from gateway.config import structure
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,10 @@ from gateway.addresses import reachable
 )
 def test_a_wildcard_is_reached_over_loopback_and_everything_else_as_it_is(listened: str, reached: str) -> None:
     assert reachable(listened) == reached
+
+
+def test_the_listeners_of_a_node_are_where_its_configuration_says() -> None:
+    node = {"listen": ["0.0.0.0:8000", "127.0.0.1:1"], "operator_listen": "[::]:9000"}
+    configuration = structure({"node": node})
+    assert public_url(configuration) == "http://127.0.0.1:8000"
+    assert operator_url(configuration) == "http://[::1]:9000"

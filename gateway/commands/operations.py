@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gateway.commands import printing
-from gateway.commands.exits import CHECK_FAILED, UNREACHABLE, USAGE, Stop, exit_codes
+from gateway.commands.exits import CHECK_FAILED, USAGE, Stop, exit_codes
 from gateway.commands.options import CONFIG, JSON
-
-if TYPE_CHECKING:
-    import httpx
-
-    from gateway.config import Configuration
 
 MOST = 1000
 TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
@@ -92,38 +87,18 @@ def show(operation_id: str, config_path: Path | None, *, as_json: bool) -> None:
 def resolve(operation_id: str, config_path: Path | None, *, why: str, paid_by: str | None, as_json: bool) -> None:
     """Record your decision on an operation that waits for one; the running node takes it."""
     with exit_codes():
+        from gateway.commands.operator_calling import ask_operator
         from gateway.config import load
 
         if paid_by is not None and not TRANSACTION.match(paid_by):
             raise Stop(USAGE, "--paid-by takes a transaction hash, 0x and 64 hex digits")
         decision = {"why": why} | ({"paidBy": paid_by} if paid_by else {})
-        answer = _tell(load(config_path), f"/operations/{operation_id}/resolve", decision)
+        path = f"/operations/{operation_id}/resolve"
+        answer = ask_operator(load(config_path), "POST", path, decision, why="decisions are taken by the running node")
     if as_json:
         printing.document(answer)
     else:
         click.echo(f"{answer['operationId']} is {answer['state']}")
-
-
-def _tell(configuration: Configuration, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the running node's operator listener answers."""
-    from gateway.addresses import reachable
-    from gateway.commands.calling import ask, problem_of
-    from gateway.operator_token import open_token, token_path
-
-    if not configuration.node.operator_token_file and not token_path(configuration).exists():
-        raise Stop(UNREACHABLE, f"no node has run in {configuration.data_dir}; decisions are taken by the running node")
-    headers = {"Authorization": f"Bearer {open_token(configuration, create=False)}"}
-    answer: httpx.Response = ask(
-        "POST", f"http://{reachable(configuration.node.operator_listen)}{path}", headers=headers, json=dict(body)
-    )
-    if answer.status_code == 200:
-        told: dict[str, Any] = answer.json()
-        return told
-    if answer.status_code == 401:
-        raise Stop(
-            USAGE, f"the node does not take the token of {token_path(configuration)}; restart it or name its own"
-        )
-    raise Stop(UNREACHABLE if answer.status_code == 503 else CHECK_FAILED, problem_of(answer))
 
 
 def _print(shown: Mapping[str, Any]) -> None:
