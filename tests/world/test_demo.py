@@ -153,6 +153,21 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
     ]
 
 
+def test_a_family_that_is_closed_is_reported_with_its_reason_and_fails_a_strict_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("GATEWAY_AI__EMBEDDED", "false")
+    outcome = io.StringIO()
+    report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
+    assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 1
+    found = json.loads(outcome.getvalue())
+    assert (found["holds"], found["complete"], found["transfers"]) == (True, False, 4)
+    (closed,) = (step for step in found["steps"] if step["verdict"] != "held")
+    assert (closed["step"], closed["status"], closed["verdict"]) == ("free chat", 503, "closed")
+    assert closed["reason"].endswith("(no_route)")
+
+
 def test_a_killed_node_comes_back_on_its_port_and_data(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     with demo_of(ready, "-m", "gateway", "serve") as process:
