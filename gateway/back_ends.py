@@ -53,6 +53,7 @@ def model_routes_of(configuration: Configuration, embedded: ModelAdapter | None)
             name=section.name,
             billed=section.billed,
             canary=section.canary,
+            rates=_rates(section),
             simulated=section.simulated,
         )
         for index, section in enumerate(sections)
@@ -62,6 +63,12 @@ def model_routes_of(configuration: Configuration, embedded: ModelAdapter | None)
     except models.RouteSettingsError as error:
         where = f"/ai/route/{error.index}"
         raise ConfigurationError(configuration.source, [Violation(where, error.message)]) from error
+
+
+def _rates(section: ModelRouteSection) -> tuple[int, int] | None:
+    if section.input_rate is None or section.output_rate is None:
+        return None
+    return section.input_rate, section.output_rate
 
 
 def _key(configuration: Configuration, pointer: str, section: SearchAdapterSection | ModelRouteSection) -> str:

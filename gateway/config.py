@@ -131,7 +131,8 @@ class ModelRouteSection:
     """`[[ai.route]]`: one way to a model of the catalog.
 
     `billed` says whether each call of it costs the operator (None: it does where a key is configured); `canary` whether
-    it may be proved by a call of at most 16 tokens now and then (None: where that costs nothing).
+    it may be proved by a call of at most 16 tokens now and then (None: where that costs nothing).  The rates are what
+    the upstream charges, in millionths of a USD per million tokens (None: not known).
     """
 
     model: str
@@ -142,6 +143,8 @@ class ModelRouteSection:
     name: str = ""
     billed: bool | None = None
     canary: bool | None = None
+    input_rate: int | None = None
+    output_rate: int | None = None
     simulated: bool = False
 
 

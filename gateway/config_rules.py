@@ -155,6 +155,9 @@ def _other_rules(configuration: Configuration) -> Iterator[Rule]:
         at = f"/ai/route/{index}"
         yield route.kind in ROUTE_KINDS, f"{at}/kind", f"must be one of {', '.join(ROUTE_KINDS)}"
         yield not route.base_url or bool(URL.match(route.base_url)), f"{at}/base_url", "must be an http(s) URL"
+        rates = (route.input_rate, route.output_rate)
+        yield all(rate is None or rate >= 0 for rate in rates), f"{at}/input_rate", "rates must not be negative"
+        yield (rates[0] is None) == (rates[1] is None), f"{at}/output_rate", "name both rates, or neither"
         yield not route.name or bool(ROUTE_NAME.match(route.name)), f"{at}/name", "must be 1 to 96 of A-Za-z0-9._/-"
 
 

@@ -60,6 +60,12 @@ def test_routes_stand_in_the_operators_order_and_a_key_makes_one_billed(tmp_path
     ]
 
 
+def test_what_an_upstream_charges_is_configured() -> None:
+    rated = LUNA | {"base_url": "http://127.0.0.1:9", "input_rate": 200_000, "output_rate": 1_200_000}
+    luna, _ = model_routes_of(configured(ai={"route": [rated]}), EMBEDDED)
+    assert luna.rates == (200_000, 1_200_000)
+
+
 def test_an_embedded_route_that_is_configured_stands_where_it_was_put() -> None:
     embedded = {"model": "gateway/fast", "kind": "embedded"}
     routes = model_routes_of(configured(ai={"route": [embedded, LUNA | {"base_url": "http://127.0.0.1:9"}]}), EMBEDDED)

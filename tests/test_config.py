@@ -77,6 +77,8 @@ base_url = "https://models.example/v1"
 upstream_model = "gpt-5.6-luna"
 key_file = "model.key"
 name = "luna"
+input_rate = 1000000
+output_rate = 6000000
 billed = false
 canary = true
 simulated = true
@@ -114,6 +116,7 @@ def test_every_key_of_every_section_can_be_set(tmp_path: Path) -> None:
     assert configuration.search.adapter[1].cost_atomic is None
     luna, sonnet = configuration.ai.route
     assert (luna.name, luna.billed, luna.canary, luna.key_file) == ("luna", False, True, str(tmp_path / "model.key"))
+    assert (luna.input_rate, luna.output_rate, sonnet.input_rate) == (1_000_000, 6_000_000, None)
     assert (sonnet.billed, sonnet.canary, sonnet.simulated) == (None, None, False)
 
 
@@ -209,6 +212,9 @@ def test_a_text_in_the_environment_is_taken_as_it_is(raw: str) -> None:
         ("[search]\nadapter = 3", "/search/adapter", "must be a list of tables"),
         ("[search]\nadapter = ['index']", "/search/adapter", "must be a list of tables"),
         ("[search.adapter]\nkind = 'index'", "/search/adapter", "must be a list of tables"),
+        ("[[ai.route]]\nkind = 'openai'", "/ai/route/0/model", "is required"),
+        ("[[ai.route]]\nmodel = 'a/b'\nkind = 'openai'\nbilled = 1", "/ai/route/0/billed", "must be bool, not int"),
+        ("[[ai.route]]\nmodel = 'a/b'\nkind = 'openai'\nurl = 'x'", "/ai/route/0/url", "unknown key"),
         ("[[search.adapter]]\nkind = 'index'\nsimulated = 1", "/search/adapter/0/simulated", "must be bool, not int"),
     ],
 )

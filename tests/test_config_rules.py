@@ -212,3 +212,34 @@ def test_a_proxy_is_an_address_or_a_network(network: str) -> None:
 @pytest.mark.parametrize("network", ["", "proxy.example", "10.0.0.0/33", "*"])
 def test_what_is_no_network_is_no_proxy(network: str) -> None:
     assert broken("quota", trusted_proxies=["::1", network]) == ["/quota/trusted_proxies/1"]
+
+
+ROUTE = {"model": "openai/gpt-5.6-luna", "kind": "openai", "base_url": "https://models.example/v1"}
+
+
+@pytest.mark.parametrize(
+    ("members", "pointers"),
+    [
+        ({}, []),
+        ({"kind": "gemini", "name": "mine/luna-2"}, []),
+        ({"input_rate": 0, "output_rate": 1}, []),
+        ({"kind": "ollama"}, ["kind"]),
+        ({"base_url": "models.example"}, ["base_url"]),
+        ({"base_url": "https://user@models.example"}, ["base_url"]),
+        ({"name": "a b"}, ["name"]),
+        ({"input_rate": 1}, ["output_rate"]),
+        ({"input_rate": -1, "output_rate": 1}, ["input_rate"]),
+    ],
+)
+def test_a_route_to_a_model_is_of_a_known_kind_at_an_address(members: dict[str, Any], pointers: list[str]) -> None:
+    assert broken("ai", route=[ROUTE | members]) == [f"/ai/route/0/{name}" for name in pointers]
+
+
+@pytest.mark.parametrize("name", ["probe_interval_s", "canary_interval_s", "margin_percent", "embedded_threads"])
+def test_what_the_models_are_run_with_is_positive(name: str) -> None:
+    assert broken("ai", **{name: 0}) == [f"/ai/{name}"]
+    assert broken("ai", **{name: 1}) == []
+
+
+def test_the_embedded_model_has_room_to_run_in() -> None:
+    assert broken("ai", embedded_memory_mib=511) == ["/ai/embedded_memory_mib"]

@@ -114,6 +114,7 @@ class RouteSettings:
     name: str = ""
     billed: bool | None = None
     canary: bool | None = None
+    rates: tuple[int, int] | None = None
     simulated: bool = False
 
 

@@ -54,7 +54,7 @@ def build(settings: Sequence[RouteSettings], catalog: Catalog, embedded: ModelAd
     """Return the routes in order; `embedded` asks the model inside the node, None where it is switched off.
 
     Unless the settings say otherwise, a route with a key is billed, and one that is not may be proved by canaries.
-    What an upstream charges is not known here: the catalog's rates are what the node charges by.
+    What an upstream charges is known from the settings only: the catalog's rates are what the node charges by.
 
     Raises `RouteSettingsError` for a model that is not in the catalog or not sold as a chat, an unknown kind, no
     `upstream_model` (no provider's own name of a model can be told from the catalog's), an address that is none or
@@ -91,6 +91,7 @@ def _route(
         adapter=adapter,
         billed=billed,
         canary=not billed if settings.canary is None else settings.canary,
+        rates=settings.rates,
         simulated=settings.simulated,
     )
 
