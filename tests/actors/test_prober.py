@@ -35,6 +35,7 @@ LOST = Outcome("ai/a", ok=False, reason="status_500", ms=40)
 SERVED = Outcome("ai/a", ok=True, ms=900)
 ONE_FAILURE = Rules(failures_to_close=1)
 HOUR_S = 3600
+OFTEN = Rules(canary_interval_s=60)
 
 
 def utc() -> datetime:
@@ -646,7 +647,13 @@ class Town:
         store, network = await self.nodes.join(name, deaf=deaf), Network()
         leases, proofs = Leases(store, lease_ms=LEASE_MS), Proofs(trio.current_time)
         routes = [
-            Route(f"search/{letter}", partial(network.probe, engine), settings)
+            Route(
+                f"search/{letter}",
+                partial(network.probe, engine),
+                settings,
+                OFTEN,
+                engine.canary if isinstance(engine, Model) else None,
+            )
             for letter, engine in zip("abcdef", self.engines, strict=False)
         ]
         store.away = away
@@ -695,6 +702,32 @@ async def test_two_nodes_together_probe_each_route_once_an_interval(autojump_clo
             assert theirs.open
             assert theirs.qualification_id == mine.qualification_id
             assert 0 <= mine.expires - theirs.expires < 0.01
+
+
+async def test_one_canary_an_interval_is_enough_for_two_nodes(autojump_clock: MockClock, tmp_path: Path) -> None:
+    model = Model()
+    async with town(tmp_path, model) as here:
+        one, two = await two_places(here)
+        await trio.sleep(250)
+        assert one.open()
+        assert two.open()
+        assert two.network.probes == 0
+    assert len(model.canaries) == 5
+
+
+async def test_a_failed_canary_closes_on_all_nodes_and_they_do_not_try_by_turns(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Model()
+    async with town(tmp_path, model) as here:
+        places = await two_places(here)
+        model.answer = Finding(ok=False, reason="wrong_model")
+        await trio.sleep(200)
+        assert [place.reason() for place in places] == ["wrong_model"] * 2
+        assert 2 <= len(model.canaries) <= 10
+        model.answer = Finding(ok=True)
+        await trio.sleep(80)
+        assert [place.open() for place in places] == [True] * 2
 
 
 @pytest.mark.parametrize("deaf", [False, True])
