@@ -160,7 +160,7 @@ def serve(directory: Path) -> None:
 
     async def live() -> None:
         node = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(directory)}
-        async with open_node(structure({"node": node}), operator=True) as running:
+        async with open_node(structure({"node": node, "ai": {"embedded": False}}), operator=True) as running:
             token = (directory / "operator.token").read_text().strip()
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
                 body = {"query": "idempotency", "synthesize": False}
@@ -169,7 +169,7 @@ def serve(directory: Path) -> None:
                 assert answer.status_code == 200, answer.text
                 for path in ("", "metrics", "metrics", "operations", f"operations/{answer.json()['operationId']}"):
                     assert (await client.get(f"{running.operator}/{path}")).status_code == 200, path
-                proof = (await client.get(f"{running.operator}/models")).json()["routes"][-1]
+                (proof,) = (await client.get(f"{running.operator}/models")).json()["routes"]
                 for known in (f"route={proof['route']}", f"qualificationId={proof['qualificationId']}"):
                     assert (await client.get(f"{running.operator}/models/history?{known}")).status_code == 200
                 for state in FILTERS:

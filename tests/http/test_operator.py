@@ -43,7 +43,7 @@ class Operated:
 @pytest.fixture
 async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
     listen = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(tmp_path)}
-    async with open_node(structure({"node": listen}), operator=True) as node:
+    async with open_node(structure({"node": listen, "ai": {"embedded": False}}), operator=True) as node:
         assert node.operator is not None
         headers = {"Authorization": f"Bearer {(tmp_path / 'operator.token').read_text().strip()}"}
         async with (
