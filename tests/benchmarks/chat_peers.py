@@ -75,7 +75,16 @@ def this_node(upstream: str, directory: Path) -> Iterator[Gateway]:
         "quota": {"free_ai": ENDLESS},
         "ai": {
             "embedded": False,
-            "route": [{"model": MODEL, "kind": "openai", "base_url": upstream, "billed": False, "canary": False}],
+            "route": [
+                {
+                    "model": MODEL,
+                    "kind": "openai",
+                    "base_url": upstream,
+                    "upstream_model": MODEL,
+                    "billed": False,
+                    "canary": False,
+                }
+            ],
         },
     }
     config.write_text(tomli_w.dumps(settings))
