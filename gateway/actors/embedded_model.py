@@ -44,7 +44,8 @@ START_TIMEOUT = "start_timeout"
 SIGNS_OF_NO_MEMORY = (b"bad_alloc", b"MemoryError", b"failed to allocate", b"Cannot allocate memory")
 TAIL_CHUNKS = 16
 CHUNK = 512
-TOLD = 400
+LAST_WORDS_S = 1.0
+TOLD = 2000
 
 
 class Call(Protocol):
@@ -129,6 +130,7 @@ class _Worker:
 
     process: trio.Process
     tail: deque[bytes] = attrs.field(factory=lambda: deque(maxlen=TAIL_CHUNKS))
+    silent: trio.Event = attrs.field(factory=trio.Event)
 
     @property
     def said(self) -> bytes:
@@ -139,6 +141,7 @@ class _Worker:
         if self.process.stderr is not None:
             async for chunk in self.process.stderr:
                 self.tail.extend(bytes(chunk[at : at + CHUNK]) for at in range(0, len(chunk), CHUNK))
+        self.silent.set()
 
     async def ask(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give it its task and return its answer, an empty one where it ended without."""
@@ -158,8 +161,11 @@ class _Worker:
         answer: Mapping[str, Any] = orjson.loads(line)
         return answer
 
-    def end(self) -> str:
-        """Return the word for how it ended by itself."""
+    async def end(self) -> str:
+        """Wait until it ends by itself and return the word for how it did."""
+        await self.process.wait()
+        with trio.move_on_after(LAST_WORDS_S):
+            await self.silent.wait()
         if any(sign in self.said for sign in SIGNS_OF_NO_MEMORY):
             return OUT_OF_MEMORY
         return KILLED if self.process.returncode == -signal.SIGKILL else CRASHED
@@ -215,12 +221,12 @@ class _Supervisor:
         with trio.move_on_after(settings.start_s):
             answer = await worker.ask(task)
             if "port" not in answer:
-                await worker.process.wait()
-                return NOT_INSTALLED if answer.get("error") == NOT_INSTALLED else worker.end()
+                word = await worker.end()
+                return NOT_INSTALLED if answer.get("error") == NOT_INSTALLED else word
             there = Endpoint(f"http://127.0.0.1:{answer['port']}", key)
             while not await self.answers(there):
                 if worker.process.returncode is not None:
-                    return worker.end()
+                    return await worker.end()
                 await trio.sleep(0.1)
             return there
         return START_TIMEOUT
@@ -233,8 +239,7 @@ class _Supervisor:
         failures = 0
         while failures < self.settings.failures_to_kill:
             with trio.move_on_after(self.settings.check_s):
-                await worker.process.wait()
-                return worker.end()
+                return await worker.end()
             failures = 0 if await self.answers(endpoint) else failures + 1
         return HUNG
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -102,16 +102,11 @@ def _is_simple(schema: Mapping[str, Any]) -> bool:
             return False
     except orjson.JSONEncodeError:  # it is nested too deeply
         return False
-    return all(depth <= SCHEMA_DEPTH and name != "pattern" for name, depth in _members(schema))
-
-
-def _members(value: Any) -> Iterator[tuple[str, int]]:
-    """Yield the name of every member in a JSON value, and how deeply it is nested."""
-    stack = [(value, 1)]
+    stack: list[tuple[Any, int]] = [(schema, 1)]
     while stack:
-        inner, depth = stack.pop()
-        if isinstance(inner, Mapping):
-            yield from ((name, depth) for name in inner)
-            stack.extend((each, depth + 1) for each in inner.values())
-        elif isinstance(inner, list):
-            stack.extend((each, depth + 1) for each in inner)
+        value, depth = stack.pop()
+        if depth > SCHEMA_DEPTH or (isinstance(value, Mapping) and isinstance(value.get("pattern"), str)):
+            return False
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        stack.extend((each, depth + 1) for each in inner if isinstance(each, Mapping | list))
+    return True

@@ -95,9 +95,10 @@ class Engine:
         """Load the model; raises `NotInstalled`, or RuntimeError where the engine cannot."""
         if not path.is_file():
             raise NotInstalled(str(path))
-        if importlib.util.find_spec(ENGINE) is None:
-            raise NotInstalled(f"{ENGINE} (the extra `model`)")
-        xllamacpp: Any = importlib.import_module(ENGINE)
+        try:
+            xllamacpp: Any = importlib.import_module(ENGINE)
+        except ImportError as missing:
+            raise NotInstalled(f"{missing} (the extra `model`)") from missing
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.model_alias = {MODEL}
