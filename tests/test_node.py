@@ -94,7 +94,9 @@ async def test_actors_start_in_the_order_in_which_they_may_be_asked(tmp_path: Pa
             "quota",
             "ledger",
             "upstream",
+            "probe-history",
             "prober",
+            "embedded-model",
             "operations",
         ]
 

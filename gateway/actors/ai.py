@@ -147,9 +147,9 @@ class AiFamily:
                     break  # it is the prompt, and no other route to the same model would say otherwise
             else:
                 attempts.append(Attempt(route, "served", _ms_since(started)))
-                self._count(attempts[-1])
+                self._count(attempts[-1], started)
                 return self._served(work, completion, evidence, attempts, fallback=route.route_id != choice.preferred)
-            self._count(attempts[-1])
+            self._count(attempts[-1], started)
         failure.extra["attempts"] = _shown(attempts)
         raise failure
 
@@ -187,11 +187,12 @@ class AiFamily:
             raise UpstreamTimeout(f"{route.route_id}: no answer after {within:.1f} s") from slow
         return route.adapter.read(prompt, answer)
 
-    def _count(self, attempt: Attempt) -> None:
+    def _count(self, attempt: Attempt, began: float) -> None:
         if attempt.counts:
             ok = attempt.outcome == "served"
             reason = None if ok else attempt.outcome
-            self.report(Outcome(attempt.route.route_id, ok, reason, attempt.ms if attempt.sent else None))
+            ms = attempt.ms if attempt.sent else None
+            self.report(Outcome(attempt.route.route_id, ok, reason, ms, began))
 
     def _served(
         self,

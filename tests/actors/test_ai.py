@@ -214,7 +214,7 @@ async def test_a_chat_is_served_with_a_true_route(autojump_clock: MockClock) -> 
         "finishReason": "stop",
         "attempts": [{"route": "ai/a", "outcome": "served", "ms": 0}],
     }
-    assert here.outcomes == [Outcome("ai/a", True, None, 0)]
+    assert here.outcomes == [Outcome("ai/a", True, None, 0, 0.0)]
 
 
 async def test_the_chat_operation_answers_in_the_form_of_openai(autojump_clock: MockClock) -> None:
