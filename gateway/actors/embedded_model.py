@@ -239,6 +239,8 @@ class _Supervisor:
         failures = 0
         while failures < self.settings.failures_to_kill:
             with trio.move_on_after(self.settings.check_s):
+                await worker.process.wait()
+            if worker.process.returncode is not None:
                 return await worker.end()
             failures = 0 if await self.answers(endpoint) else failures + 1
         return HUNG
