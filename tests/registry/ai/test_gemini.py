@@ -252,6 +252,8 @@ def test_a_prompt_that_was_blocked_is_a_filtered_completion() -> None:
         (with_candidate(finishReason="OTHER"), "unfinished"),
         (with_candidate(finishReason="LANGUAGE"), "unfinished"),
         (with_candidate(finishReason="MALFORMED_FUNCTION_CALL"), "tool_call"),
+        (with_candidate(finishReason="UNEXPECTED_TOOL_CALL"), "tool_call"),
+        (with_candidate(finishReason="TOO_MANY_TOOL_CALLS"), "tool_call"),
         (with_parts({"functionCall": {"name": "f", "args": {}}}), "tool_call"),
         (with_parts(), "empty_content"),
         (with_parts({"text": "hm", "thought": True}), "empty_content"),

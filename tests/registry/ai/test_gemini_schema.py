@@ -9,9 +9,26 @@ from gateway.registry.ai.gemini_schema import schema_member
 from tests.registry.ai.model_answers import json_values
 
 PERSON = {
+    "title": "Person",
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 9}, "tags": {"type": "array", "items": {"enum": ["a"]}}},
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 9, "pattern": "^[a-z]+$", "default": "me"},
+        "age": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 150, "nullable": True},
+        "tags": {"type": "array", "minItems": 1, "maxItems": 3, "items": {"enum": ["a"], "description": "a tag"}},
+        "home": {"anyOf": [{"type": "string"}, {"type": "object", "minProperties": 1, "maxProperties": 2}]},
+    },
     "required": ["name"],
+    "propertyOrdering": ["name", "age"],
+    "example": {"name": "me"},
+}
+STRICT = {
+    "$id": "person",
+    "$anchor": "person",
+    "$comment": "as clients of OpenAI write it",
+    "type": "object",
+    "properties": {"tags": {"type": "array", "minItems": 1, "maxItems": 3}, "age": {"minimum": 0, "maximum": 150}},
+    "required": ["tags"],
+    "additionalProperties": False,
 }
 
 
@@ -30,6 +47,7 @@ def test_the_openapi_subset_goes_into_the_schema_that_every_model_knows() -> Non
 @pytest.mark.parametrize(
     "schema",
     [
+        STRICT,
         {"type": "object", "properties": {}, "additionalProperties": False},
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object"},
         {"type": ["string", "null"]},
