@@ -12,7 +12,7 @@ from gateway.registry.operation import Operation
 from gateway.registry.table import OPERATIONS, operations
 
 
-@pytest.fixture(params=OPERATIONS.values(), ids=OPERATIONS)
+@pytest.fixture(params=list(OPERATIONS.values()), ids=list(OPERATIONS))
 def operation(request: pytest.FixtureRequest) -> Operation:
     assert isinstance(request.param, Operation)
     return request.param

@@ -147,7 +147,9 @@ def wallet_code(calls: tuple[bytes, ...]) -> bytes:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     async with (
         open_chain(tmp_path, block_time=None) as anvil,
-        open_upstreams(network=NETWORK, rpc_url=anvil.rpc_url, facilitator_url="http://127.0.0.1:9", ai_key="key") as doors,
+        open_upstreams(
+            network=NETWORK, rpc_url=anvil.rpc_url, facilitator_url="http://127.0.0.1:9", ai_key="key"
+        ) as doors,
         open_client() as node,
         httpx.AsyncClient(timeout=30) as client,
     ):
