@@ -34,6 +34,9 @@ ATTEMPTS = 3
 SHORTEST_ATTEMPT_S = 1.0
 FAIR_TRIAL_S = 10.0
 """A time-out after less than this says nothing of a route: the rest of somebody's deadline was short."""
+FAIR_PACE = 60.0
+"""Tokens a second.  Nor does a time-out say anything where the caller asked for more of them than this: else whoever
+asks for a long answer could close a route for all."""
 TOO_LONG = "context_length_exceeded"
 BUSY = "busy"
 """The embedded model has no slot: a call before gives its own back only once the engine has noticed that it is over."""
@@ -65,7 +68,7 @@ class Attempt:
 
 
 class _Hurried(UpstreamTimeout):
-    """The time-out of a call that had too little time to say anything of its route."""
+    """The time-out of a call that had too little time, for what was asked, to say anything of its route."""
 
 
 def _busy() -> CapacityExhausted:
@@ -180,7 +183,7 @@ class AiFamily:
             with trio.fail_after(within):
                 answer = await self.call(planned, stops=True)
         except (trio.TooSlowError, UpstreamTimeout) as slow:
-            if within < FAIR_TRIAL_S:
+            if not _is_fair(route, prompt, within):
                 raise _Hurried(f"{route.route_id}: only {within:.1f} s were left") from slow
             if isinstance(slow, UpstreamTimeout):
                 raise
@@ -273,6 +276,14 @@ async def try_out(route: ModelRoute, call: Call) -> Finding:
         return route.adapter.read_canary(await call(route.adapter.canary(), stops=True))
     except (UpstreamFailed, ModelFailed) as problem:
         return Finding(ok=False, reason=problem.reason)
+
+
+def _is_fair(route: ModelRoute, prompt: Prompt, within: float) -> bool:
+    """Return True if so many seconds are enough for any answer to a prompt that a sound route gives.
+
+    They never are for the embedded model, which reads a long prompt in minutes; its supervisor sees when it hangs.
+    """
+    return not _embedded(route) and within >= max(FAIR_TRIAL_S, prompt.max_output_tokens / FAIR_PACE)
 
 
 def _embedded(route: ModelRoute) -> bool:

@@ -41,6 +41,7 @@ from gateway.registry.ai.embedded_engine import MODEL
 from gateway.registry.ai.embedded_engine import SLOTS as EMBEDDED_SLOTS
 from gateway.registry.ai.openai import OpenAiAdapter
 from gateway.registry.ai.prompt import Message, Prompt, Sampling
+from gateway.registry.canonical import result_hash
 from gateway.registry.execution import Family, Served, Work
 from gateway.registry.http_call import (
     AnswerTooLarge,
@@ -230,6 +231,15 @@ async def test_usage_that_the_upstream_did_not_tell_stays_null_and_is_flagged(au
     assert (served.execution["usage"], served.execution["usageReported"]) == (None, False)
 
 
+@pytest.mark.parametrize("count", [2**50, 2**53 - 1, 2**53, -1, 1.5])
+async def test_an_output_has_its_canonical_form_whatever_the_upstream_counted(
+    autojump_clock: MockClock, count: float
+) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": count}
+    served = await scene([route("a")], Upstreams(a=completion("a", usage=usage))).run(operation="chat.completions")
+    assert result_hash(served.output).startswith("sha256:")
+
+
 async def test_an_alias_is_served_by_the_id_behind_it_and_says_so(autojump_clock: MockClock) -> None:
     first, second, *_ = CATALOG.models[SMART].candidates
     here = scene([route("a", first), route("b", second)], closed=["a"])
@@ -360,6 +370,24 @@ async def test_a_time_out_after_a_short_trial_says_nothing_of_the_route(autojump
     await short.fails(seconds=FAIR_TRIAL_S - 1)
     await fair.fails(seconds=FAIR_TRIAL_S + 1)
     assert (short.outcomes, [each.reason for each in fair.outcomes]) == ([], ["timeout"])
+
+
+@pytest.mark.parametrize(("tokens", "counted"), [(1024, True), (16_384, False)])
+async def test_a_time_out_of_a_long_answer_says_nothing_of_the_route(
+    autojump_clock: MockClock, tokens: int, counted: bool
+) -> None:
+    here = scene([route("a")], Upstreams(a=1000.0))
+    failure = await here.fails(Request(Prompt(LUNA, (Message("user", "count"),), tokens)))
+    assert failure.extra["reason"] == "timeout"
+    assert bool(here.outcomes) is counted
+
+
+async def test_a_prompt_that_the_embedded_model_reads_for_minutes_closes_it_for_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    here = scene([embedded()], Upstreams(embedded=1000.0))
+    failure = await here.fails(asks(SMOL))
+    assert (failure.extra["reason"], here.outcomes) == ("timeout", [])
 
 
 async def test_this_nodes_own_queue_is_not_held_against_a_route(autojump_clock: MockClock) -> None:

@@ -24,7 +24,8 @@ Headers = tuple[tuple[str, str], ...]
 ANSWER_BYTES = 4 * 2**20
 PROBE_S = 5.0
 CANARY_S = 30.0
-MOST_TOKENS = 2**53 - 1
+MOST_TOKENS = 2**50
+"""No upstream counts as many; sums of five such counts are still exact in every JSON reader."""
 LONGEST_RETRY_S = 86_400.0
 
 MACHINE_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[_-][A-Za-z0-9]+)*")
@@ -125,9 +126,12 @@ def completion(
 
     A model that stopped without a word has answered nothing; one that was cut off (it may have spent its tokens on
     reasoning) or filtered has.  A JSON mode that ends in no JSON was not honoured.
+
+    Where the caller named texts to stop at, the first word may have been one: that says nothing of the route, which
+    anybody could close otherwise.
     """
     if finish_reason == "stop" and not content:
-        raise ModelFailed("empty_content", "it stopped without a word")
+        raise ModelFailed("empty_content", "it stopped without a word", counts=not prompt.sampling.stop)
     if finish_reason == "stop" and prompt.response_format.json and not _is_json(content, prompt):
         raise ModelFailed("not_json", "its text is not the JSON that was asked for", counts=False)
     return Completion(content, finish_reason, usage, upstream_model, upstream_id)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, Completion, FinishReason, ModelFailed
-from gateway.registry.ai.prompt import Prompt, ResponseFormat
+from gateway.registry.ai.prompt import Prompt, ResponseFormat, Sampling
 from gateway.registry.ai.reading import (
     bodies,
     completion,
@@ -172,6 +172,15 @@ def test_a_model_that_stopped_without_a_word_has_answered_nothing() -> None:
         finished("")
 
 
+@pytest.mark.parametrize(("stop", "counts"), [((), True), (("{",), False)])
+def test_a_first_word_at_which_the_caller_had_it_stop_says_nothing_of_the_route(
+    stop: tuple[str, ...], counts: bool
+) -> None:
+    with pytest.raises(ModelFailed, match="empty_content") as failed:
+        finished("", prompt=attrs.evolve(PROMPT, sampling=Sampling(stop=stop)))
+    assert failed.value.counts is counts
+
+
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
 def test_one_that_was_cut_off_or_filtered_has_answered(finish: FinishReason) -> None:
     assert attrs.asdict(finished("", finish))["content"] == ""
@@ -222,14 +231,14 @@ def test_a_snapshot_is_named_by_its_model_a_date_and_no_more(model: str, date: d
         assert not is_snapshot(f"{model}{suffix}{more}x", model)
 
 
-@pytest.mark.parametrize("value", [True, -1, 2**53, 1.0, "1", None])
+@pytest.mark.parametrize("value", [True, -1, 2**50 + 1, 2**53, 1.0, "1", None])
 def test_what_is_no_count_of_tokens_is_none(value: Any) -> None:
     assert tokens({"n": value}, "n") is None
 
 
 def test_a_count_of_tokens_is_exact() -> None:
     assert tokens({"n": 0}, "n") == 0
-    assert tokens({"n": 2**53 - 1}, "n") == 2**53 - 1
+    assert tokens({"n": 2**50}, "n") == 2**50
 
 
 def test_an_end_that_leaves_no_completion_is_a_failure() -> None:
