@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -294,6 +295,15 @@ def test_its_memory_files_and_core_are_bounded(worker: Running) -> None:
     assert seen.rlimit(resource.RLIMIT_CORE) == (0, 0)
     assert seen.rlimit(resource.RLIMIT_FSIZE) == (0, 0)
     assert Path(f"/proc/{seen.pid}/oom_score_adj").read_text().strip() == "800"
+
+
+@pytest.mark.parametrize(("threads", "niceness"), [(0, 0), (10_000, 10)])
+def test_it_yields_to_the_node_where_it_could_take_every_core(threads: int, niceness: int) -> None:
+    program = (
+        f"import os; from gateway.registry.ai.embedded_worker import limit; limit(512, {threads}); print(os.nice(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert int(done.stdout) - os.nice(0) == niceness
 
 
 def test_its_key_is_neither_among_its_arguments_nor_in_its_environment(worker: Running) -> None:
