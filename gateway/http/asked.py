@@ -100,13 +100,13 @@ class Reader:
 
     def _problem(self, valid: Valid, size: int, headers: Headers, *, sold: bool) -> GatewayError | None:
         """Return what is wrong with a request that the schema accepts."""
+        said = funding(headers) if self.operation.funding_header else None
         problem = self.operation.check(valid.request)
         if problem is not None:
             return problem
         cap = self.operation.cap(valid.request)
         if cap is not None and size > cap:
             return errors.ContentTooLarge(f"the body of this request may have {cap} bytes")
-        said = funding(headers) if self.operation.funding_header else None
         if said is not None and (said == "paid") != sold:
             told = (
                 "the model is paid for"
@@ -158,7 +158,7 @@ class Reader:
     ) -> GatewayError:
         """Return one problem of everything that is wrong; a lone fault of a header keeps its own code."""
         told = [each for fault in faults for each in (fault.errors or (Violation("", fault.detail),))]
-        if problem is not None:
+        if problem is not None and not (faults and problem.status >= 500):  # what is closed is told of a sound request
             problem.errors = (*told, *problem.errors)
             return problem
         if not violations and len(faults) == 1:

@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 
+from gateway.errors import ModelUnavailable
 from gateway.registry.execution import Served, Work
 from gateway.registry.operation import Operation
 from gateway.registry.table import SEARCH_PAID
@@ -135,6 +136,23 @@ async def test_what_the_schema_cannot_say_is_told_with_the_faults_of_the_headers
         answer = await shop.post(body=PAID, key="short")
         assert (answer.status, answer.pointers) == (400, ["", "/query"])
         assert (await shop.post(body={"query": "free", "synthesize": False})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Idempotency-Key": "short"}, "idempotency_key_invalid"),
+        ({"PAYMENT-SIGNATURE": "nonsense"}, "malformed_credential"),
+        ({"Idempotency-Key": "short", "PAYMENT-SIGNATURE": "nonsense"}, "invalid_request"),
+        ({"X-Gateway-Funding": "perhaps"}, "invalid_header"),
+        ({}, "model_unavailable"),
+    ],
+)
+async def test_a_faulty_request_is_told_its_faults_before_that_nothing_can_serve_it(
+    tmp_path: Path, headers: dict[str, str], code: str
+) -> None:
+    async with open_shop(tmp_path, table=mixed(check=lambda _: ModelUnavailable("closed"))) as shop:
+        assert (await shop.post(body=PAID, headers=headers)).code == code
 
 
 async def test_a_request_may_have_a_smaller_cap_than_its_operation(tmp_path: Path) -> None:
