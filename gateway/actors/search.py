@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -18,6 +14,7 @@ from gateway.actors.prober import Route
 from gateway.actors.runtime import ActorError
 from gateway.errors import ExecutorFailed
 from gateway.registry.execution import Served, Work
+from gateway.registry.fingerprint import fingerprint
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpAnswer,
@@ -175,19 +172,7 @@ def settings_of(adapter: Adapter) -> str | None:
     configuration.
     """
     calls = () if isinstance(adapter, LocalAdapter) else adapter.probe_calls()
-    if not calls or any(_on_this_host(call.url) for call in calls):
-        return None
-    asked = [attrs.asdict(call) | {"content": call.content.hex()} for call in calls]
-    text = json.dumps([PROOF_VERSION, adapter.kind, asked], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _on_this_host(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    return fingerprint(calls, PROOF_VERSION, adapter.kind)
 
 
 async def prove(adapter: Adapter, call: Call) -> Finding:

@@ -52,7 +52,7 @@ def build_app(
     base_url: str,
     key_set: Mapping[str, Any],
     readiness: Readiness,
-    models: ModelsPage | None = None,
+    models: ModelsPage,
 ) -> GatewayApp:
     """Return the application of a node."""
     by_path = {operation.path: operation for operation in table.values()}
@@ -64,8 +64,7 @@ def build_app(
     for operation in table.values():
         app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)
-    if models is not None:
-        add_models(app, models)
+    add_models(app, models)
     _add_documents(app, base_url, key_set)
     _add_health(app, readiness)
     _add_log(app)

@@ -19,9 +19,14 @@ import trio
 
 from gateway.actors.store import Statement
 from gateway.errors import PROBLEMS
+from gateway.http.models import ModelsPage
 from gateway.http.routes import Readiness, build_app
 from gateway.http.server import ServerLimits, bind, serve
 from gateway.logs import log_json_lines
+from gateway.registry.ai.catalog import CATALOG
+from gateway.registry.ai.choice import standing
+from gateway.registry.ai.listing import Selling
+from gateway.registry.qualification import Proofs
 from tests.http.shop import BODY, PAYER, TERMS, Answer, Shop, open_shop
 
 KEY = "0123456789abcdef0123"
@@ -58,6 +63,11 @@ async def open_site(directory: Path) -> AsyncIterator[Site]:
             base_url=TERMS.base_url,
             key_set=shop.signer.key_set,
             readiness=Readiness(check),
+            models=ModelsPage(
+                CATALOG,
+                partial(standing, CATALOG, (), Proofs(trio.current_time).of),
+                lambda: Selling(TERMS.base_url, TERMS, None, free_per_minute=12),
+            ),
         )
         stop = trio.Event()
         listener = bind("127.0.0.1:0")
