@@ -526,6 +526,7 @@ class Scene:
         name: str = "node-2",
         limits: Limits | None = None,
         grace: float = 30.0,
+        table: Mapping[str, Operation] = TABLE,
         hold: Hold = alone,
         **changes: Any,
     ) -> AsyncIterator[Node]:
@@ -533,7 +534,7 @@ class Scene:
         await self.lease(first, name, alive=True)
         store = FaultyStore(first.store.real, node=name, shared=True)
         async with open_runtime(observe=self.observe, grace=grace) as runtime:
-            yield await self._start(runtime, store, limits, True, TABLE, structure, hold, {"node": name, **changes})
+            yield await self._start(runtime, store, limits, True, table, structure, hold, {"node": name, **changes})
         await self.lease(first, name, alive=False)
 
     async def lease(self, node: Node, name: str, *, alive: bool) -> None:
