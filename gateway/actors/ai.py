@@ -40,6 +40,7 @@ asks for a long answer could close a route for all."""
 TOO_LONG = "context_length_exceeded"
 BUSY = "busy"
 """The embedded model has no slot: a call before gives its own back only once the engine has noticed that it is over."""
+UNPAID = "budget_not_reserved"
 LAST_WORD_S = 0.5
 """What is left of the deadline for telling of a failure."""
 EMBEDDED_QUEUE = 6
@@ -128,7 +129,11 @@ class AiFamily:
         choice = self._choose(prompt)
         attempts: list[Attempt] = []
         failure: GatewayError = ExecutionFailed("No time was left to ask a model.", extra={"reason": "deadline"})
-        candidates = self._affordable(prompt, choice)
+        candidates = self._affordable(prompt, choice, work.budget)
+        if not candidates:
+            raise ExecutionFailed(
+                "The open route bills, and this call is on no budget of it.", extra={"reason": UNPAID}
+            )
         for turn, (route, evidence) in enumerate(candidates):
             left = work.deadline - LAST_WORD_S - trio.current_time()
             within = left / (len(candidates) - turn)
@@ -163,12 +168,14 @@ class AiFamily:
         model = self.catalog.get(prompt.model)
         return model is not None and model.billing == "paid"
 
-    def _affordable(self, prompt: Prompt, choice: Choice) -> Sequence[tuple[ModelRoute, Evidence]]:
-        """Return the candidates that are asked in turn: a free call has the budget of the first one only."""
-        first, *others = choice.candidates
-        if not self._paid(prompt):
-            others = [each for each in others if not each[0].billed]
-        return (first, *others)[:ATTEMPTS]
+    def _affordable(self, prompt: Prompt, choice: Choice, budget: str | None) -> Sequence[tuple[ModelRoute, Evidence]]:
+        """Return the candidates that are asked in turn: of those that bill, a free call has the budget of one at most.
+
+        It was reserved before the claim, and which routes are open may have changed since.
+        """
+        if self._paid(prompt):
+            return choice.candidates[:ATTEMPTS]
+        return [each for each in choice.candidates if each[0].budget in (None, budget)][:ATTEMPTS]
 
     async def _ask(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
         if not _embedded(route):

@@ -265,7 +265,7 @@ class Pipeline:
             failure.headers = allowance.headers | failure.headers
             raise
         try:
-            ended = await self._submit(call, known, None, turn)
+            ended = await self._submit(call, known, None, turn, None if budget is None else budget.policy.name)
         except ops.Overtaken:
             self._give_back(policy, caller, allowance.opened_ms)
             if budget is not None:
@@ -336,7 +336,9 @@ class Pipeline:
             raise errors.SettlementUnavailable("payments are not configured")
         return self.quoting
 
-    async def _submit(self, call: Call, known: keys.Known, payment: Payment | None, turn: Turn) -> ops.Ended:
+    async def _submit(
+        self, call: Call, known: keys.Known, payment: Payment | None, turn: Turn, budget: str | None = None
+    ) -> ops.Ended:
         valid = call.asked.valid
         order = ops.Order(
             operation=self.operation,
@@ -347,6 +349,7 @@ class Pipeline:
             callers=call.callers,
             payment=payment,
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
+            budget=budget,
         )
         within = self.operation.deadline_s + SETTLEMENT_SLACK_S
         return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)

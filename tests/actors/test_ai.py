@@ -125,9 +125,15 @@ class Scene:
     family: AiFamily
     outcomes: list[Outcome]
 
-    async def run(self, request: Request | None = None, operation: str = "ai.execute", seconds: float = 60.0) -> Served:
+    async def run(
+        self,
+        request: Request | None = None,
+        operation: str = "ai.execute",
+        seconds: float = 60.0,
+        budget: str | None = None,
+    ) -> Served:
         deadline = trio.current_time() + seconds
-        return await self.family.execute(Work("op_1", operation, request or asks(), 1, deadline))
+        return await self.family.execute(Work("op_1", operation, request or asks(), 1, deadline, budget))
 
     async def fails(self, request: Request | None = None, seconds: float = 60.0) -> GatewayError:
         with pytest.raises(GatewayError) as caught:
@@ -427,6 +433,17 @@ async def test_a_free_call_never_goes_on_to_a_billed_route_whose_budget_was_not_
     paid = Upstreams(a=UpstreamUnreachable("x"))
     await scene([route("a"), route("b", billed=True)], paid).run(asks(LUNA))
     assert paid.asked == ["a", "b"]
+
+
+async def test_a_billed_route_that_opened_after_the_admission_is_not_asked_for_a_free_call(
+    autojump_clock: MockClock,
+) -> None:
+    upstreams = Upstreams()
+    here = scene([route("a", FREE), route("b", FREE, billed=True)], upstreams, closed=["a"])
+    failure = await here.fails(asks(FREE))
+    assert (failure.status, failure.extra["reason"], upstreams.asked) == (503, "budget_not_reserved", [])
+    served = await here.run(asks(FREE), budget="billed:ai/b")
+    assert (served.output["route"]["routeId"], upstreams.asked) == ("ai/b", ["b"])
 
 
 # -- the embedded model ------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         served=kept.served if kept else None,
         result=kept.result if kept else None,
         credit=credit,
+        budget=order.budget,
     )
 
 

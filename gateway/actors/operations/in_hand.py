@@ -73,6 +73,7 @@ class Life:
         gone: nobody lives it any more; who waits has been answered.
         running: the scope of its execution, while that runs.
         stopped: nobody waits for it, and its execution is not to go on.
+        budget: the node-wide quota that it was counted on, if any.
     """
 
     owner: rows.Owner
@@ -105,6 +106,7 @@ class Life:
     gone: trio.Event = attrs.field(factory=trio.Event)
     running: trio.CancelScope | None = None
     stopped: bool = False
+    budget: str | None = None
     waiters: Waiters = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

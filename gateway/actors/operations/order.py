@@ -58,6 +58,7 @@ class Order:
 
     `names` holds, for each name that the caller gave the operation, its `KeyName` under every pepper (current first);
     `callers` the names of the caller, of its network and its payer, under every pepper (current first).
+    `budget` is the node-wide quota that a free call was counted on, if any.
     """
 
     operation: Operation
@@ -68,6 +69,7 @@ class Order:
     callers: tuple[tuple[str, ...], ...]
     payment: Payment | None
     earlier: Earlier | None = None
+    budget: str | None = None
 
     @property
     def keys(self) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
     Its scope ends at the deadline, or when nobody waits any more.
     """
     deadline = trio.current_time() + operation.deadline_s
-    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline)
+    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget)
     if life.stopped:
         raise ExecutionCancelled
     try:
