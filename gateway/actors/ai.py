@@ -131,9 +131,7 @@ class AiFamily:
         failure: GatewayError = ExecutionFailed("No time was left to ask a model.", extra={"reason": "deadline"})
         candidates = self._affordable(prompt, choice, work.budget)
         if not candidates:
-            raise ExecutionFailed(
-                "The open route bills, and this call is on no budget of it.", extra={"reason": UNPAID}
-            )
+            raise ExecutionFailed("The open route bills, and no budget for it was reserved.", extra={"reason": UNPAID})
         for turn, (route, evidence) in enumerate(candidates):
             left = work.deadline - LAST_WORD_S - trio.current_time()
             within = left / (len(candidates) - turn)

@@ -11,8 +11,8 @@ import attrs
 class Work:
     """One attempt at one operation.  `deadline` is on the trio clock; `request` is the operation's own frozen class.
 
-    `budget` is the quota (`Family.budget`) that this free call was counted on: no other upstream that bills may be asked
-    for it.  None: no such quota, or an attempt that is taken on after a crash.
+    `budget` is the quota (`Family.budget`) that this free call was counted on: no other upstream that bills may be
+    asked for it.  None: no such quota, or an attempt that is taken on after a crash.
     """
 
     operation_id: str
