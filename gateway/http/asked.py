@@ -92,6 +92,8 @@ class Reader:
         credential, refusal = self._credential(payment_header(headers) if sold else None, faults)
         quote = self._quote(credential)
         problem = None if valid is None else self._problem(valid, len(incoming.content), headers, sold=sold)
+        if isinstance(problem, errors.RequestTooLarge) and valid is not None and _was_quoted(valid, quote):
+            problem = None  # at a price of then, which holds while the quote does
         if valid is None or faults or problem is not None:
             if quote is not None and quote.example:
                 raise errors.ExampleQuote
@@ -165,6 +167,10 @@ class Reader:
             faults[0].errors = tuple(told)
             return faults[0]
         return self.validator.refusal(body, [*told, *violations])
+
+
+def _was_quoted(valid: Valid, quote: Quote | None) -> bool:
+    return quote is not None and quote.request_hash == valid.request_hash and not quote.example
 
 
 def _json_body(incoming: Incoming) -> Any:

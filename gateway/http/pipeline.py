@@ -286,13 +286,16 @@ class Pipeline:
     async def _challenged(self, reason: errors.PaymentRequired, call: Call) -> errors.PaymentRequired:
         """Return the 402 with a fresh, exact, request-bound challenge of both protocols."""
         quoting = self._quoting()
+        problem = self.operation.check(call.asked.valid.request)
+        if problem is not None:
+            raise problem  # it was quoted once and may not be again: the price has changed
         offer = quoting.offer(call.asked.valid, example=call.asked.example)
         allowance = await self._spend("unpaid_quotes", call.counted_as[0])
-        problem = quoting.challenged(reason, offer)
-        problem.headers |= allowance.headers
+        refusal = quoting.challenged(reason, offer)
+        refusal.headers |= allowance.headers
         if not self.operation.key_required and call.asked.key is None:
-            problem.headers[KEY_HEADER] = self.node.naming.generated_keys(offer.quote.quote_id)[0]
-        return problem
+            refusal.headers[KEY_HEADER] = self.node.naming.generated_keys(offer.quote.quote_id)[0]
+        return refusal
 
     async def _told(self, failure: GatewayError, call: Call) -> GatewayError:
         """Return a failure as it is answered: where it asks for another payment, it carries the challenge."""

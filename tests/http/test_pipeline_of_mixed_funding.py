@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from gateway.errors import ModelUnavailable
+from gateway.errors import ModelUnavailable, RequestTooLarge
 from gateway.registry.execution import Served, Work
 from gateway.registry.operation import Operation
 from gateway.registry.table import SEARCH_PAID
@@ -153,6 +153,29 @@ async def test_a_faulty_request_is_told_its_faults_before_that_nothing_can_serve
 ) -> None:
     async with open_shop(tmp_path, table=mixed(check=lambda _: ModelUnavailable("closed"))) as shop:
         assert (await shop.post(body=PAID, headers=headers)).code == code
+
+
+async def test_a_live_quote_is_honoured_after_its_request_became_too_dear_to_be_quoted(tmp_path: Path) -> None:
+    dear: list[RequestTooLarge] = []
+    async with open_shop(tmp_path, table=mixed(check=lambda _: next(iter(dear), None))) as shop:
+        quoted = await shop.post(body=PAID, key=KEY)
+        payment = PAYER.x402(quoted)
+        dear.append(RequestTooLarge("over the most"))
+        assert (await shop.post(body=PAID, key=KEY)).code == "request_too_large"
+        assert (await shop.post(body=PAID | {"query": "more tides"}, headers=payment)).code == "request_too_large"
+        bought = await shop.post(body=PAID, key=KEY, headers=payment)
+        assert (bought.status, bought.json["receipt"]["charge"]["amountAtomic"]) == (200, "6000")
+        assert (await shop.post(body=PAID, key=KEY, headers=payment)).json["replayed"]
+
+
+async def test_an_expired_quote_of_what_is_too_dear_now_is_followed_by_no_other(tmp_path: Path) -> None:
+    dear: list[RequestTooLarge] = []
+    async with open_shop(tmp_path, table=mixed(check=lambda _: next(iter(dear), None))) as shop:
+        payment = PAYER.x402(await shop.post(body=PAID, key=KEY))
+        dear.append(RequestTooLarge("over the most"))
+        shop.clock.ahead_ms += 121_000
+        answer = await shop.post(body=PAID, key=KEY, headers=payment)
+        assert (answer.status, answer.code, answer.challenged) == (400, "request_too_large", False)
 
 
 async def test_a_request_may_have_a_smaller_cap_than_its_operation(tmp_path: Path) -> None:
