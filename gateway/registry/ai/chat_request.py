@@ -84,6 +84,7 @@ RESPONSE_FORMAT: Mapping[str, Any] = {
     },
     "if": {"type": "object", "properties": {"type": {"const": "json_schema"}}, "required": ["type"]},
     "then": {"required": ["json_schema"]},
+    "else": {"properties": {"json_schema": False}},
     "description": "JSON mode: `json_object`, or `json_schema` with a schema.",
 }
 
@@ -245,7 +246,13 @@ def response_format(given: Mapping[str, Any] | None) -> ResponseFormat:
     if given["type"] == "json_object":
         return ResponseFormat("json_object")
     described = given["json_schema"]
-    return ResponseFormat("json_schema", described.get("name", "answer"), described["schema"], described.get("strict"))
+    return ResponseFormat(
+        "json_schema",
+        described.get("name", "answer"),
+        described["schema"],
+        described.get("strict"),
+        described.get("description"),
+    )
 
 
 def price(request: ChatRequest, *, catalog: Catalog = CATALOG) -> int:

@@ -143,7 +143,9 @@ class GeminiAdapter:
             "responseMimeType": "application/json" if wished.json else None,
         }
         if wished.kind == "json_schema":
-            configuration[schema_member(wished.schema or {}) or "responseJsonSchema"] = wished.schema or {}
+            described = {} if wished.description is None else {"description": wished.description}
+            schema = described | dict(wished.schema or {})  # the one place that the API has for it
+            configuration[schema_member(schema) or "responseJsonSchema"] = schema
         body: dict[str, Any] = {
             "contents": [
                 {

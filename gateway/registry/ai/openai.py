@@ -184,9 +184,10 @@ def _response_format(prompt: Prompt) -> dict[str, Any] | None:
     wished = prompt.response_format
     if wished.kind == "json_schema":
         named: dict[str, Any] = {"name": wished.name, "schema": wished.schema or {}}
+        told = {"description": wished.description, "strict": wished.strict}
         return {
             "type": "json_schema",
-            "json_schema": named | ({} if wished.strict is None else {"strict": wished.strict}),
+            "json_schema": named | {name: value for name, value in told.items() if value is not None},
         }
     return {"type": "json_object"} if wished.kind == "json_object" else None
 

@@ -26,6 +26,7 @@ class ResponseFormat:
     name: str = "answer"
     schema: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
     strict: bool | None = None
+    description: str | None = attrs.field(default=None, repr=False)
 
     @property
     def json(self) -> bool:

@@ -166,7 +166,11 @@ def test_json_mode_is_told_with_or_without_a_schema() -> None:
     assert request(response_format=described).prompt.response_format == ResponseFormat(
         "json_schema", "city", shape, strict=True
     )
+    told = {"type": "json_schema", "json_schema": {"schema": shape, "description": "A city."}}
+    assert request(response_format=told).prompt.response_format.description == "A city."
     assert refused(chat(response_format={"type": "json_schema"})).status == 400
+    for kind in ("text", "json_object"):
+        assert refused(chat(response_format={"type": kind, "json_schema": {"schema": shape}})).status == 400
     assert refused(chat(response_format={"type": "xml"})).status == 400
 
 

@@ -168,6 +168,12 @@ def test_a_schema_goes_where_it_is_enforced(schema: dict[str, Any], member: str)
     assert configuration == {"maxOutputTokens": 64, "responseMimeType": "application/json", member: schema}
 
 
+def test_what_is_told_of_a_schema_stands_in_it() -> None:
+    wished = ResponseFormat("json_schema", schema={"type": "object"}, description="A person.")
+    told = body_of(GEMINI.plan(attrs.evolve(PROMPT, response_format=wished), timeout_s=1))["generationConfig"]
+    assert told["responseSchema"] == {"type": "object", "description": "A person."}
+
+
 def test_json_without_a_schema_is_a_media_type() -> None:
     configuration = body_of(GEMINI.plan(JSON_PROMPT, timeout_s=1))["generationConfig"]
     assert configuration == {"maxOutputTokens": 64, "responseMimeType": "application/json"}

@@ -161,6 +161,10 @@ def test_openrouter_is_told_to_fall_back_to_nobody() -> None:
             {"type": "json_schema", "json_schema": {"name": "person", "schema": {"type": "object"}, "strict": True}},
         ),
         (
+            ResponseFormat("json_schema", "a", {}, description="A person."),
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "description": "A person."}},
+        ),
+        (
             ResponseFormat("json_schema", "person", {"type": "object"}),
             {"type": "json_schema", "json_schema": {"name": "person", "schema": {"type": "object"}}},
         ),
