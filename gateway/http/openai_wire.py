@@ -28,8 +28,8 @@ OPENAI_FOLDERS = ("/v1/models/", "/v1/audio/")
 
 
 def speaks_openai(path: str) -> bool:
-    """Return True for a path, as it was sent, that OpenAI's clients ask."""
-    return path in OPENAI_PATHS or path.startswith(OPENAI_FOLDERS)
+    """Return True for a path, as it was sent, that OpenAI's clients ask; also where it could not be read (empty)."""
+    return not path or path in OPENAI_PATHS or path.startswith(OPENAI_FOLDERS)
 
 
 def completion_body(ended: Ended) -> bytes:

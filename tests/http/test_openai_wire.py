@@ -83,6 +83,8 @@ def test_the_stored_output_is_left_as_it_is() -> None:
         ("/v1/search/free", False),
         ("/v1/modelsheet", False),
         ("/models", False),
+        ("/", False),
+        ("", True),
     ],
 )
 def test_openai_is_spoken_on_its_own_paths(path: str, speaks: bool) -> None:

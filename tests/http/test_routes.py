@@ -49,6 +49,19 @@ class Site:
         return await self.client.post(PAID, json=body, headers={"idempotency-key": key} | PAYER.x402(required))
 
 
+async def heard(client: httpx.AsyncClient, request: bytes) -> dict[str, Any]:
+    """Return the JSON that answers what no HTTP client would send."""
+    stream = await trio.open_tcp_stream("127.0.0.1", client.base_url.port or 0)
+    received = b""
+    with trio.fail_after(10):
+        async with stream:
+            await stream.send_all(request)
+            async for chunk in stream:
+                received += chunk
+    answer: dict[str, Any] = json.loads(received.partition(b"\r\n\r\n")[2])
+    return answer
+
+
 @asynccontextmanager
 async def open_site(directory: Path) -> AsyncIterator[Site]:
     faults: list[dict[str, str]] = []
@@ -300,3 +313,23 @@ async def test_the_log_tells_every_answer_and_no_secret(tmp_path: Path, logged: 
         bought.json()["receipt"]["signature"],
     ]
     assert not [secret for secret in secrets if secret in logged.getvalue()]
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (b"Content-Length: many", "bad_request"),
+        (b"Transfer-Encoding: gzip", "length_required"),
+        (b"X: " + b"y" * 20_000, "header_fields_too_large"),
+        (b"Content-Length: 9999999", "content_too_large"),
+        (b"Content-Length: 2\r\nExpect: more", "expectation_failed"),
+    ],
+)
+async def test_openais_clients_can_read_also_what_is_refused_before_any_route(
+    tmp_path: Path, header: bytes, code: str
+) -> None:
+    async with open_site(tmp_path) as site:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n" + header
+        told = await heard(site.client, head + b"\r\n\r\n")
+        assert (told["code"], told["error"]["code"]) == (code, code)
+        assert told["error"]["message"]
