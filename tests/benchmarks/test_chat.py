@@ -25,7 +25,7 @@ from tests.benchmarks.chat_peers import BODY, PATH, Gateway, Open, fake_upstream
 from tests.benchmarks.load import Load, drive, post, resident_mib
 
 ROUNDS = 5
-SECONDS = 4
+SECONDS = 2
 WARM_UP_SECONDS = 2
 CONNECTIONS = (1, 32)
 BARS = {"LiteLLM": {1: 5.0, 32: 5.0}, "Portkey": {1: 0.5, 32: 0.35}}
@@ -77,8 +77,9 @@ def test_pass_through_of_a_free_chat_beside_litellm_and_portkey(
                 lines.append(f"{name} IS NOT MEASURED: {reason}")
         ours = Contender("node, a key each", node, keyed=True), Contender("node, no keys", node)
         before = resident_mib(node.pid)
-        found = measured([bare, *ours, *peers], tmp_path)
-        lines += table([bare, *ours, *peers], found)
+        lines += [row(bare, each, [load(bare, tmp_path, connections=each, seconds=SECONDS)]) for each in CONNECTIONS]
+        found = measured([*ours, *peers], tmp_path)
+        lines += [row(each, number, found[each.name, number]) for number in CONNECTIONS for each in (*ours, *peers)]
         lines += [line for peer in peers for own in ours for line in compared(own, peer, found)]
         lines.append(
             f"memory: node {before:.0f} MiB before, {resident_mib(node.pid):.0f} MiB after"
@@ -154,14 +155,9 @@ def by_hand(contender: Contender, directory: Path, connections: int, seconds: in
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
-def table(contenders: Sequence[Contender], found: Found) -> list[str]:
-    return [
-        f"{each.name:>16}, {connections:>2} connections: {median(run.rate for run in runs):>9,.0f}/s,"
-        f" p50 {median(run.p50_ms for run in runs):.2f} ms, p99 {median(run.p99_ms for run in runs):.2f} ms"
-        for connections in CONNECTIONS
-        for each in contenders
-        for runs in [found[each.name, connections]]
-    ]
+def row(contender: Contender, connections: int, runs: Sequence[Load]) -> str:
+    rate, p50, p99 = (median(getattr(run, name) for run in runs) for name in ("rate", "p50_ms", "p99_ms"))
+    return f"{contender.name:>16}, {connections:>2} connections: {rate:>9,.0f}/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms"
 
 
 def compared(own: Contender, peer: Contender, found: Found) -> list[str]:
