@@ -154,6 +154,8 @@ class Demonstration:
             who = "the node sells at" if len(sellers) == 1 else "the nodes sell:"
             self.report.say(f"{who} {', '.join(places)}, ready after {took:.1f} s")
             self.code = await self._round(world, sellers, nursery) if self.options.agent else 0
+            for node in sellers:
+                await node.until_models_started()
             if self.options.ready is not None:
                 await _write_at_once(self.options.ready, json.dumps(ready_file(world, sellers), indent=1))
             if self.options.stay:

@@ -7,7 +7,7 @@ import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gateway.world.world import World
 
 COMMAND = (sys.executable, "-P", "-m", "gateway", "serve")
 START_S = 90.0
+MODELS_S = 60.0
 DRAIN_S = 90.0
 
 
@@ -89,6 +90,13 @@ class Node:
             self._child.signal(signal.SIGKILL)
             await self._ended.wait()
 
+    async def until_models_started(self) -> None:
+        """Return once no model of the node is being started, or after a while: it may never start."""
+        async with httpx.AsyncClient(base_url=self.gateway, timeout=5) as client:
+            with trio.move_on_after(MODELS_S), suppress(httpx.HTTPError):
+                while _starting(await client.get("/v1/models")):  # noqa: ASYNC110 - another process starts it
+                    await trio.sleep(0.2)
+
     async def _await_ready(self, child: Child) -> None:
         deadline = trio.current_time() + START_S
         async with httpx.AsyncClient(base_url=self.gateway, timeout=5) as client:
@@ -146,6 +154,13 @@ def _held_port(port: int) -> Iterator[int]:
         except OSError as error:
             raise ChildFailed(f"the node cannot have port {port}: {error.strerror}") from error
         yield holder.getsockname()[1]
+
+
+def _starting(listed: httpx.Response) -> bool:
+    """Tell whether a list of models names one that is being started."""
+    if listed.status_code != 200:
+        return False
+    return any(each["gateway"]["availabilityReason"] == "starting" for each in listed.json()["data"])
 
 
 def _how(code: int) -> str:

@@ -4,10 +4,12 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
 import httpx
+import orjson
 import pytest
 import trio
 
@@ -104,3 +106,38 @@ async def test_no_other_node_is_started_when_the_first_fails(world: World, tmp_p
             async with trio.open_nursery() as nursery:
                 await start_all((first, second), nursery, unheard)
         assert second.pid == 0
+
+
+def listed(reason: str | None) -> bytes:
+    return orjson.dumps(
+        {"data": [{"gateway": {"availabilityReason": None}}, {"gateway": {"availabilityReason": reason}}]}
+    )
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [(200, listed("starting")), (200, listed("starting")), (200, listed(None))],
+        [(200, listed("model_not_installed"))],
+        [(404, b"{}")],
+    ],
+)
+async def test_the_models_of_a_node_are_waited_for_while_they_start(
+    world: World, tmp_path: Path, answers: list[tuple[int, bytes]]
+) -> None:
+    left = list(answers)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            while await stream.receive_some():
+                status, body = left.pop(0)
+                await stream.send_all(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+
+    with configured(world, tmp_path, 1) as (node,):
+        async with trio.open_nursery() as nursery:
+            port = int(node.gateway.rpartition(":")[2])
+            await nursery.start(partial(trio.serve_tcp, answer, port, host="127.0.0.1"))
+            with trio.fail_after(10):
+                await node.until_models_started()
+            nursery.cancel_scope.cancel()
+    assert left == []
