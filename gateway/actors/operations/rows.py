@@ -123,7 +123,7 @@ def block_columns(settled: Settled | None) -> dict[str, Value]:
 def receipt(
     owner: Owner, *, receipt_json: str, settled: Settled | None, sealed_output: bytes | None, result: Result, now: int
 ) -> Statement:
-    """Return the durable step `receipted`; the data key leaves the node with it.
+    """Return the durable step `receipted`; the data key leaves the node with it, and the request, which is done with.
 
     `sealed_output` is None where it was kept before.
     """
@@ -132,7 +132,8 @@ def receipt(
         UPDATE operations SET state = 'receipted', receipt = :receipt, settlement = :settlement,
             transaction_hash = :transaction_hash, block_number = :block_number, block_hash = :block_hash,
             sealed_output = COALESCE(:sealed_output, sealed_output), result_hash = :result_hash, route = :route,
-            executed_at = :executed_at, node_wrap = NULL, failure_code = NULL, failure_detail = NULL,
+            executed_at = :executed_at, node_wrap = NULL, sealed_request = :nothing,
+            failure_code = NULL, failure_detail = NULL,
             ended_at = :now, output_until = :output_until, tombstone_until = :tombstone_until
         WHERE operation_id = :operation_id AND epoch = :epoch AND COALESCE(ended_at, 0) = 0
         """,
@@ -146,6 +147,7 @@ def receipt(
             "result_hash": result.hash,
             "route": result.route,
             "executed_at": result.at,
+            "nothing": b"",
             "now": now,
             "output_until": now + OUTPUT_LIFE_MS,
             "tombstone_until": now + TOMBSTONE_LIFE_MS,
@@ -166,7 +168,8 @@ def end(
 ) -> Statement:
     """Return the durable end of an attempt that charged nothing, or that waits for the operator.
 
-    What waits for the operator keeps all that it has until the decision.
+    What waits for the operator keeps all that it has until the decision.  Else the request is forgotten, for who takes
+    the operation on again brings it: requests of megabytes that failed would fill the store for nothing.
     """
     return Statement(
         """
@@ -174,6 +177,7 @@ def end(
             block_number = :block_number, block_hash = :block_hash, failure_code = :failure_code,
             failure_detail = :failure_detail, ended_at = :now,
             node_wrap = CASE WHEN :waits = 1 THEN node_wrap ELSE NULL END,
+            sealed_request = CASE WHEN :waits = 1 THEN sealed_request ELSE :nothing END,
             output_until = CASE WHEN :waits = 1 OR sealed_output IS NULL THEN NULL ELSE :output_until END,
             tombstone_until = CASE WHEN :waits = 1 THEN NULL ELSE :tombstone_until END
         WHERE operation_id = :operation_id AND epoch = :epoch AND COALESCE(ended_at, 0) = 0
@@ -188,6 +192,7 @@ def end(
             "failure_detail": failure_detail,
             "now": now,
             "waits": int(state is State.NEEDS_OPERATOR),
+            "nothing": b"",
             "output_until": now + OUTPUT_LIFE_MS,
             "tombstone_until": now + TOMBSTONE_LIFE_MS,
         },

@@ -74,6 +74,28 @@ async def test_an_output_leaves_the_nodes_own_key_with_the_receipt(scene: Scene,
         assert await node.store.fetch("SELECT 1 FROM operations WHERE node_wrap IS NOT NULL") == []
 
 
+async def test_a_request_is_kept_no_longer_than_its_operation_is_open(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.chain.gate = trio.Event()
+    async with scene.node() as node:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(node.call, order(paid_by=payment())))
+            await scene.chain.verifying.wait()
+            assert await node.only("length(sealed_request)") > 0
+            scene.chain.gate.set()
+        assert await node.only("state", "length(sealed_request)") == ("receipted", 0)
+
+
+async def test_who_takes_a_failed_operation_on_again_brings_its_request(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node() as node:
+        scene.executor.plan.append(ExecutorFailed("not started"))
+        await outcome_of(partial(node.call, order()))
+        assert await node.only("state", "length(sealed_request)") == ("failed", 0)
+        await node.call(order())
+        assert await node.only("state", "attempt", "length(sealed_request)") == ("receipted", 2, 0)
+
+
 async def test_a_payer_whose_payment_failed_waits_and_is_served_again_after_that(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
