@@ -1,6 +1,6 @@
 """What both versions of cgroups share: bounds, what a machine lacks, and the kernel's files read and written.
 
-This module and its siblings (`cgroups`, `cgroup_trees`, `cgroups_v1`, `cgroups_v2`) import the standard library and
+This module and its siblings (`cgroups` and all whose names begin so) import the standard library and
 each other only: the launcher imports them, holds privilege, and must start fast; what it does not import it need not
 trust.  Hence dataclasses here, and attrs elsewhere.
 """

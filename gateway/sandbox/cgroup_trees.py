@@ -48,7 +48,7 @@ class GroupTrees:
     def join_paths(self) -> tuple[Path, ...]:
         """Return the files to write a pid to ("0" is the writer) to bring it under the bounds: all of them, in order.
 
-        The first write after some 10 ms without any costs the kernel a grace period, about 15 ms; the others little.
+        The first write after some 10 ms without any has the kernel wait about 12 ms; `cgroup_entry` goes around that.
         """
         return tuple(each / "cgroup.procs" for each in self.directories)
 
