@@ -17,6 +17,7 @@ from gateway.commands.operations import operations
 from gateway.commands.quoting import quote
 from gateway.commands.receipts import receipts
 from gateway.commands.registry import registry
+from gateway.commands.sandbox import sandbox
 from gateway.commands.serving import demo, serve
 
 
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for command in (serve, demo, doctor, registry, models, quote, operations, ledger, receipts, keys, migrate):
+for command in (serve, demo, doctor, registry, models, quote, operations, ledger, receipts, keys, migrate, sandbox):
     main.add_command(command)

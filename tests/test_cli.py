@@ -43,6 +43,8 @@ def test_the_commands_are_those_of_the_contract() -> None:
         "receipts verify",
         "keys new",
         "keys rotate",
+        "sandbox build",
+        "sandbox verify",
     }
 
 
