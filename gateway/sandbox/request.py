@@ -102,8 +102,11 @@ def refine(body: Mapping[str, Any]) -> GatewayError | None:
     return None
 
 
-def check(request: SandboxRequest, *, resolves: Callable[[str], bool]) -> GatewayError | None:
-    """Return what is wrong with a request that the schema accepts; `resolves` tells the executables of the image."""
+def check(request: SandboxRequest, *, resolves: Callable[[str], object]) -> GatewayError | None:
+    """Return what is wrong with a request that the schema accepts.
+
+    `resolves` is asked for the command's first item and returns what the image would run, or something false.
+    """
     faults = list(_faults(request))
     if faults:
         return InvalidRequest(f"`{faults[0].pointer}` {faults[0].detail}.", errors=faults)

@@ -203,6 +203,12 @@ def test_a_command_of_the_image_is_fine() -> None:
     assert checked("node", "-e", "0", stdin=encoded(MIB)) is None
 
 
+def test_the_image_may_answer_with_the_path_that_it_would_run_or_with_none() -> None:
+    paths = {"node": "/usr/bin/node"}
+    assert check(request(), resolves=paths.get) is None
+    assert isinstance(check(request(command=["sh"]), resolves=paths.get), CommandNotFound)
+
+
 @pytest.mark.parametrize("name", ["sh", "npx", "/bin/sh", "./node", "--ro-bind", "--version", "node ", "NODE"])
 def test_a_command_that_the_image_has_not_is_not_found(name: str) -> None:
     problem = checked(name, "-c", "1")
