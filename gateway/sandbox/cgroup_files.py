@@ -215,7 +215,8 @@ def not_writable(path: Path) -> Finding:
         "sandbox.cgroup_not_writable",
         f"{path} cannot be written by uid {os.geteuid()}",
         "no group can be made for a run, so nothing would bound it",
-        "start the node from its systemd unit with `Delegate=yes`, or its launcher as root; "
+        "start the node's launcher as root; without root, use cgroup v2 (where v1 is mounted, start the kernel with "
+        "`systemd.unified_cgroup_hierarchy=1`) and set `Delegate=yes` in the node's systemd unit; "
         "in a container, mount /sys/fs/cgroup read-write with a cgroup namespace of its own",
     )
 
