@@ -137,7 +137,10 @@ def _judged(path: Path, lock: Lock, digest: str, entries: Sequence[Entry], seen:
         raise ImageUnsafe(path, forbidden)
     if digest_of(entries) != digest:
         expected = _expected(path, lock, digest)
-        raise ImageMismatch(path, differences(expected, entries) if expected else ["nobody knows where: no manifest"])
+        where = differences(expected, entries) if expected else ["nobody knows where: no manifest"]
+        raise ImageMismatch(
+            path, where, "" if digest == lock.digest else build_command(path.parent, host_libraries=True)
+        )
     members = {entry.path: entry for entry in entries}
     kind = PINNED
     if digest != lock.digest:

@@ -204,8 +204,11 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    for directory, _, _ in os.walk(path):
-        Path(directory).chmod(0o700)
+    path.chmod(0o700)
+    for directory, below, _ in os.walk(path):
+        for name in below:
+            if not (inner := Path(directory, name)).is_symlink():
+                inner.chmod(0o700)
     shutil.rmtree(path)
 
 

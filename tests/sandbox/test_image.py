@@ -172,6 +172,7 @@ class TestOfHostLibraries:
         with pytest.raises(ImageMismatch) as refused:
             verify(image.path, pins.lock)
         assert [line.partition(":")[0] for line in refused.value.where] == ["/etc/hosts"]
+        assert refused.value.fix == f"`gateway sandbox build --host-libraries --images {image.path.parent}`"
 
     def test_a_link_that_leads_elsewhere_is_refused(self, image: Image, pins: FakePins) -> None:
         link = image.path.parent / host_link(pins.lock)

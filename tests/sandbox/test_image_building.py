@@ -229,6 +229,8 @@ def test_a_tree_is_removed_without_what_its_links_lead_to(tmp_path: Path) -> Non
     (tmp_path / "kept").mkdir()
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/link").symlink_to(tmp_path / "kept")
+    (tmp_path / "tree/closed/inner").mkdir(parents=True)
+    (tmp_path / "tree/closed").chmod(0)
     (tmp_path / "tree").chmod(0o555)
     remove_tree(tmp_path / "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
