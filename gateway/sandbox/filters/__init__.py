@@ -1,0 +1,1 @@
+"""The system-call filters as they ship: programs, their digests, and the policy they are made of."""
