@@ -139,8 +139,9 @@ class StoreInReading:
     def __init__(self, source: Snapshots) -> None:
         self._source = source
 
-    async def commit(self, *_: Statement) -> list[list[Row]]:
+    async def commit(self, *_: Statement, relaxed: bool = False) -> list[list[Row]]:
         """Refuse with `StoreUnavailable`: another process writes this store."""
+        del relaxed
         raise Failure(Reason.READ_ONLY).error()
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:

@@ -36,8 +36,8 @@ class Late:
     def __init__(self, store: Store, nodes: int) -> None:
         self.store, self.nodes, self.all_look = store, nodes, trio.Event()
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
-        return await self.store.commit(*statements)
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
+        return await self.store.commit(*statements, relaxed=relaxed)
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         found = await self.store.fetch(sql, parameters)

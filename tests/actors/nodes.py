@@ -88,11 +88,11 @@ class Member:
         member = self.membership
         return Statement(RENEW, {"node": member.node, "epoch": member.epoch, "lease": LEASE_MS}, rows=1)
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         await self._reached()
         self.writes += 1
         try:
-            done = await self.real.commit(self._renewal, *statements)
+            done = await self.real.commit(self._renewal, *statements, relaxed=relaxed)
         except Conflict as conflict:
             if conflict.index == 0:
                 raise StoreUnavailable("The lease has run out; nothing was stored.") from conflict

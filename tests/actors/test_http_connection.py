@@ -104,6 +104,26 @@ async def test_who_says_more_than_was_asked_is_not_asked_again(together: bool) -
                 await trio.lowlevel.checkpoint()
 
 
+async def test_what_the_socket_does_not_take_at_once_follows() -> None:
+    async with serving(sends(OK)) as server, connected(server) as connection:
+        connection._transport.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 1)
+        content = bytes(range(256)) * 240
+        for _ in range(3):
+            assert await ask(connection, content) == (200, b"ok")
+    assert [head.partition(b"\r\n\r\n")[2] for head in server.heads] == [content] * 3
+
+
+async def test_a_reset_between_request_and_answer_breaks_the_connection() -> None:
+    async def reset(stream: trio.SocketStream) -> None:
+        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        await stream.aclose()
+
+    async with serving(reset) as server, connected(server) as connection:
+        with pytest.raises(trio.BrokenResourceError):
+            await ask(connection, b"a")
+        assert not connection.usable
+
+
 async def test_an_idle_connection_whose_back_end_left_is_not_used() -> None:
     async with serving(sends(OK, close=True)) as server, connected(server) as connection:
         assert await ask(connection) == (200, b"ok")

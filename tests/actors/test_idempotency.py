@@ -40,8 +40,8 @@ class Watched:
     gate: trio.Event = attrs.field(factory=trio.Event)
     away: bool = False
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
-        return await self.engine.commit(*statements)
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
+        return await self.engine.commit(*statements, relaxed=relaxed)
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         return await self.engine.fetch(sql, parameters)

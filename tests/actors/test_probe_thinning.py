@@ -82,8 +82,8 @@ async def test_a_spell_that_is_written_while_its_hour_is_thinned_is_not_lost(
                 await put(self.real, [spell(hour + FINE_MS)])
             return found
 
-        async def commit(self, *statements: Statement) -> list[list[Row]]:
-            return await self.real.commit(*statements)
+        async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
+            return await self.real.commit(*statements, relaxed=relaxed)
 
     async with open_nodes(tmp_path) as nodes:
         await put(nodes.real, [spell(hour)])

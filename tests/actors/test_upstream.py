@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from gateway.actors.runtime import Ref, Runtime, open_runtime
-from gateway.actors.upstream import Call, Caller, exchange, open_client, upstream
+from gateway.actors.upstream import Call, Caller, ClientPlace, exchange, open_client, upstream
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpCall,
@@ -29,13 +29,18 @@ class Scene:
     caller: Caller
     ref: Ref[Call]
     runtime: Runtime
+    place: ClientPlace
 
 
 @asynccontextmanager
-async def upstreaming(*, places: int = 8, grace: float = 5.0, **options: object) -> AsyncIterator[Scene]:
+async def upstreaming(
+    *, places: int = 8, grace: float = 5.0, direct: bool = True, **options: object
+) -> AsyncIterator[Scene]:
     async with open_runtime(grace=grace) as runtime:
-        ref = await runtime.start("upstream", partial(upstream, places=places, **options))  # type: ignore[arg-type]
-        yield Scene(Caller(ref), ref, runtime)
+        place = ClientPlace()
+        body = partial(upstream, place=place, places=places, **options)  # type: ignore[arg-type]
+        ref = await runtime.start("upstream", body)
+        yield Scene(Caller(ref, place if direct else None), ref, runtime, place)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -404,8 +409,9 @@ async def leave(scene: Scene, server: Server, *, stops: bool) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_stopped_call_hangs_up_within_a_second() -> None:
-    async with hanging() as (server, hung_up), upstreaming() as scene:
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_stopped_call_hangs_up_within_a_second(direct: bool) -> None:
+    async with hanging() as (server, hung_up), upstreaming(direct=direct) as scene:
         await leave(scene, server, stops=True)
         with trio.fail_after(1):
             await hung_up.wait()
@@ -430,7 +436,8 @@ async def test_a_call_that_was_not_to_be_stopped_outlives_its_asker() -> None:
                 await trio.lowlevel.checkpoint()
 
 
-async def test_the_connection_of_a_stopped_call_is_not_used_again() -> None:
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_connection_of_a_stopped_call_is_not_used_again(direct: bool) -> None:
     asked = 0
 
     async def answer(stream: trio.SocketStream) -> None:
@@ -440,7 +447,7 @@ async def test_the_connection_of_a_stopped_call_is_not_used_again() -> None:
             await stream.receive_some(1)
         await stream.send_all(OK)
 
-    async with serving(answer) as server, upstreaming(places=1) as scene:
+    async with serving(answer) as server, upstreaming(places=1, direct=direct) as scene:
         await scene.caller(HttpCall("GET", server.url), stops=True)
         await leave(scene, server, stops=True)
         assert (await scene.caller(HttpCall("GET", server.url), stops=True)).content == b"ok"
@@ -454,11 +461,12 @@ async def test_an_answered_call_is_not_stopped_by_what_follows() -> None:
     assert server.connections == 1
 
 
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("waits_for", ["handshake", "place"])
-async def test_a_call_is_stopped_before_its_connection_stands(waits_for: str) -> None:
+async def test_a_call_is_stopped_before_its_connection_stands(waits_for: str, direct: bool) -> None:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepted by the kernel, answered by nobody
     url = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
-    async with upstreaming(places=1, grace=0.1) as scene, trio.open_nursery() as nursery:
+    async with upstreaming(places=1, grace=0.1, direct=direct) as scene, trio.open_nursery() as nursery:
 
         async def occupy() -> None:
             with pytest.raises(UpstreamFailed):
@@ -477,8 +485,9 @@ async def test_a_call_is_stopped_before_its_connection_stands(waits_for: str) ->
     await listeners[0].aclose()
 
 
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("tls", [False, True])
-async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls: bool) -> None:
+async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls: bool, direct: bool) -> None:
     rng = random.Random(4)
     authority = Authority()
     done = 0
@@ -503,7 +512,7 @@ async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls:
 
     async with (
         serving(answer, authority if tls else None) as server,
-        upstreaming(places=4, trust=authority.trust) as scene,
+        upstreaming(places=4, trust=authority.trust, direct=direct) as scene,
     ):
         for _ in range(20):
             async with trio.open_nursery() as nursery:
@@ -516,6 +525,45 @@ async def test_hundreds_of_calls_stopped_at_any_moment_leave_nothing_behind(tls:
                 await trio.lowlevel.checkpoint()
         assert scene.ref.health().crashes == 0
     assert 40 <= done < 400
+
+
+async def test_a_call_that_its_asker_makes_itself_is_no_letter() -> None:
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        for _ in range(3):
+            await scene.caller(HttpCall("POST", server.url, content=b"{}"), stops=True)
+        assert scene.ref.health().handled == 0
+        await scene.caller(HttpCall("POST", server.url, content=b"{}"))
+        assert scene.ref.health().handled == 1
+    assert server.connections == 1
+
+
+async def test_a_defect_in_a_call_that_its_asker_makes_is_a_broken_call() -> None:
+    def no_trust() -> ssl.SSLContext:
+        raise ZeroDivisionError
+
+    async with serving(sends(OK)) as server, upstreaming(trust=no_trust) as scene:
+        with pytest.raises(UpstreamBroken):
+            await scene.caller(HttpCall("GET", server.url.replace("http:", "https:")), stops=True)
+
+
+async def test_an_asker_that_has_left_already_sends_nothing() -> None:
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        await scene.caller(HttpCall("GET", server.url), stops=True)
+        with trio.CancelScope() as left:
+            left.cancel()
+            await scene.caller(HttpCall("GET", server.url), stops=True)
+        await scene.caller(HttpCall("GET", server.url), stops=True)
+        assert len(server.heads) == 2
+    assert server.connections == 1
+
+
+async def test_calls_that_differ_only_in_their_bodies_have_their_own_lengths() -> None:
+    async with serving(sends(OK)) as server, upstreaming() as scene:
+        for content in (b"1", b"22", b"1", b""):
+            await scene.caller(HttpCall("POST", server.url, content=content), stops=True)
+    told = [head.partition(b"\r\n\r\n") for head in server.heads]
+    assert [(b"content-length: %d" % len(body)) in head.lower() for head, _, body in told] == [True] * 4
+    assert [body for _, _, body in told] == [b"1", b"22", b"1", b""]
 
 
 async def test_askers_that_leave_wedge_nothing() -> None:
@@ -533,7 +581,8 @@ async def test_askers_that_leave_wedge_nothing() -> None:
         assert scene.ref.health().crashes == 0
 
 
-async def test_a_call_in_flight_at_shutdown_is_finished() -> None:
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_call_in_flight_at_shutdown_is_finished(stops: bool) -> None:
     release = trio.Event()
 
     async def answer(stream: trio.SocketStream) -> None:
@@ -544,7 +593,7 @@ async def test_a_call_in_flight_at_shutdown_is_finished() -> None:
     async with serving(answer) as server, upstreaming() as scene, trio.open_nursery() as nursery:
 
         async def ask() -> None:
-            answers.append(await scene.caller(HttpCall("GET", server.url)))
+            answers.append(await scene.caller(HttpCall("GET", server.url), stops=stops))
 
         nursery.start_soon(ask)
         while not server.heads:
@@ -553,17 +602,21 @@ async def test_a_call_in_flight_at_shutdown_is_finished() -> None:
         for _ in range(10):
             await trio.lowlevel.checkpoint()
         assert answers == []
+        assert scene.place.client is None
+        with pytest.raises(UpstreamUnreachable, match="ActorDown"):
+            await scene.caller(HttpCall("GET", server.url), stops=stops)
         release.set()
     assert [answer.content for answer in answers] == [b"ok"]
 
 
-async def test_a_call_that_outlasts_the_grace_may_have_arrived() -> None:
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_call_that_outlasts_the_grace_may_have_arrived(stops: bool) -> None:
     async with serving(hang) as server, upstreaming() as scene:
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
                 with pytest.raises(UpstreamFailed) as caught:
-                    await scene.caller(HttpCall("GET", server.url))
+                    await scene.caller(HttpCall("GET", server.url), stops=stops)
                 assert caught.value.sent
 
             nursery.start_soon(ask)
@@ -571,7 +624,26 @@ async def test_a_call_that_outlasts_the_grace_may_have_arrived() -> None:
                 await trio.lowlevel.checkpoint()
             await scene.runtime.stop(0.05)
         with pytest.raises(UpstreamUnreachable):
-            await scene.caller(HttpCall("GET", server.url))
+            await scene.caller(HttpCall("GET", server.url), stops=stops)
+
+
+async def test_a_call_that_waits_when_the_grace_is_over_was_sent_nothing() -> None:
+    async with serving(hang) as server, upstreaming(places=1) as scene:
+        told = []
+
+        async def ask() -> None:
+            with pytest.raises(UpstreamFailed) as caught:
+                await scene.caller(HttpCall("GET", server.url), stops=True)
+            told.append(caught.value.sent)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask)
+            while not server.heads:
+                await trio.lowlevel.checkpoint()
+            await scene.runtime.stop(0.05)
+        assert sorted(told) == [False, True]
+        assert len(server.heads) == 1
 
 
 async def test_a_call_that_is_never_taken_was_sent_nothing() -> None:

@@ -53,7 +53,8 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, step=told + 1, credit=credit)
     failpoint("claim.before")
     try:
-        await around.store.commit(*(statement for _, statement in steps))
+        relaxed = payment is None and earlier is None  # a free call that a power loss takes back runs anew
+        await around.store.commit(*(statement for _, statement in steps), relaxed=relaxed)
     except Conflict as conflict:
         raise _lost(steps[conflict.index][0]) from conflict
     except StoreUncertain as error:

@@ -121,8 +121,9 @@ class PostgresqlStore:
         self._actor = actor
         self._topics = topics
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
-        """See `Store.commit`; waits up to 30 seconds."""
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
+        """See `Store.commit`; waits up to 30 seconds.  No step is relaxed here: other nodes build on what they read."""
+        del relaxed
         await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
         return await self._ask(statements, _PATIENCE_S) if statements else []
 

@@ -75,8 +75,12 @@ class Statement:
 class Store(Protocol):
     """Atomic durable steps and consistent reads.  A read that starts after a commit has returned sees it."""
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         """Run the statements as one atomic step; return, once it is durable, the rows that each of them returned.
+
+        A step that carries no money may be `relaxed`: it outlives the node's death all the same, but a power loss may
+        take the last of such steps back, as if they had not been asked for; the next step that is not makes them
+        durable.  Where an engine gains nothing by that, it is as durable as any other.
 
         A caller that is cancelled while its step runs does not stop it.  Raises `Conflict` or `StatementFailed` (the
         step is undone), `StoreUnavailable` (it never happened) or `StoreUncertain` (a later read must tell).

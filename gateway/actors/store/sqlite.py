@@ -109,10 +109,10 @@ class SqliteStore:
         self._membership = membership
         self._topics = Topics()
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
-        """See `Store.commit`; waits up to 30 seconds."""
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
+        """See `Store.commit`; waits up to 30 seconds.  A group of relaxed steps is not flushed to the disk."""
         await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
-        return await self._ask(statements, _PATIENCE_S) if statements else []
+        return await self._ask(statements, _PATIENCE_S, relaxed=relaxed) if statements else []
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         """See `Store.fetch`; waits up to 30 seconds for a free reader."""
@@ -174,15 +174,16 @@ class SqliteStore:
             return attrs.evolve(self.health, writable=False, reason=Reason(unavailable.extra["reason"]))
         return self.health
 
-    async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
-        return await answered(self._writer.ask(_Commit(step), within=within))
+    async def _ask(self, step: tuple[Statement, ...], within: float, *, relaxed: bool = False) -> list[list[Row]]:
+        return await answered(self._writer.ask(_Commit(step, relaxed), within=within))
 
 
 @attrs.frozen
 class _Commit(Ask[list[list[Row]]]):
-    """Store one step."""
+    """Store one step; see `Store.commit` for what `relaxed` means."""
 
     step: tuple[Statement, ...]
+    relaxed: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -223,7 +224,8 @@ class _WriterActor:
             results = [Failure(Reason.CORRUPT)] * len(letters)
         else:
             steps = [letter.message.step for letter in letters]
-            results = await self.run(partial(self.writer.run, steps), self.writing)
+            relaxed = all(letter.message.relaxed for letter in letters)
+            results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
             self._feel(results)
         for letter, result in zip(letters, results, strict=True):
             match result:

@@ -32,7 +32,7 @@ _WRITER_SETTINGS = """
 PRAGMA synchronous = FULL;
 PRAGMA fullfsync = ON;
 PRAGMA checkpoint_fullfsync = ON;
-PRAGMA wal_autocheckpoint = 1000;
+PRAGMA wal_autocheckpoint = 4000;
 PRAGMA journal_size_limit = 67108864;
 PRAGMA cache_size = -8192;
 """

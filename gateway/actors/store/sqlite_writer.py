@@ -17,6 +17,9 @@ Step = Sequence[Statement]
 Result = list[list[Row]] | Conflict | StatementFailed | Failure
 """What became of one step: the rows that its statements returned, or why it was not stored."""
 
+DURABLE, RELAXED = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
+# In WAL mode NORMAL flushes the log before a checkpoint only, and FULL all of it at every commit.
+
 _CONNECTION_SURVIVES = frozenset({Reason.DISK_FULL, Reason.LOCKED})
 # A COMMIT that fails like this wrote no commit frame; after any other failure the frame may stand on the disk.
 _NEVER_COMMITTED = frozenset({Reason.DISK_FULL, Reason.LOCKED, Reason.READ_ONLY})
@@ -36,16 +39,20 @@ class Writer:
     def __init__(self, file: SqliteFile, connection: sqlite3.Connection) -> None:
         self._file = file
         self.connection: sqlite3.Connection | None = connection
+        self._flushed = True
 
-    def run(self, steps: Sequence[Step]) -> list[Result]:
-        """Store the steps, all in one transaction if that can be; what is returned as rows is durable."""
+    def run(self, steps: Sequence[Step], *, relaxed: bool = False) -> list[Result]:
+        """Store the steps, all in one transaction if that can be; what is returned as rows is durable.
+
+        Where all are `relaxed` the log is not flushed: what it holds is the kernel's, which outlives this process.
+        """
         if len(steps) > 1:
             try:
-                return self._transaction(steps)
+                return self._transaction(steps, relaxed=relaxed)
             except _GroupLost as lost:
                 if not lost.apart:
                     return [lost.result for _ in steps]
-        return [self._alone(step) for step in steps]
+        return [self._alone(step, relaxed=relaxed) for step in steps]
 
     def close(self) -> None:
         """Close the connection; an unfinished transaction is rolled back."""
@@ -54,17 +61,20 @@ class Writer:
                 self.connection.close()
             self.connection = None
 
-    def _alone(self, step: Step) -> Result:
+    def _alone(self, step: Step, *, relaxed: bool) -> Result:
         try:
-            (result,) = self._transaction([step])
+            (result,) = self._transaction([step], relaxed=relaxed)
         except _GroupLost as lost:
             return lost.result
         return result
 
-    def _transaction(self, steps: Sequence[Step]) -> list[Result]:
+    def _transaction(self, steps: Sequence[Step], *, relaxed: bool) -> list[Result]:
         committing = False
         try:
             connection = self._connected()
+            if self._flushed is relaxed:
+                connection.execute(RELAXED if relaxed else DURABLE)
+                self._flushed = not relaxed
             connection.execute("BEGIN IMMEDIATE")
             results = [self._run_step(connection, step) for step in steps]
             committing = True
@@ -102,6 +112,7 @@ class Writer:
         if self.connection is None:
             try:
                 self.connection = self._file.writer()
+                self._flushed = True
             except StoreRefused as refusal:
                 raise FileUnusable(Failure(Reason.IO_ERROR)) from refusal
         self._file.require_unmoved()

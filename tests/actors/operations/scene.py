@@ -275,6 +275,7 @@ class FaultyStore:
 
     `commits` is what the next commits do: `ok`, `away` (never happened), `lost` (uncertain, and stored), `unsure`
     (uncertain, and not stored) or `slow` (stored at once, answered after some seconds).
+    `relaxed` notes of every commit whether it was.
     Every commit fails that `full` returns True for.  `late` tells of a query by how many seconds its answer is late.
     """
 
@@ -284,9 +285,11 @@ class FaultyStore:
     late: Callable[[str], float] = lambda _: 0.0
     node: str = "node-1"
     shared: bool = False
+    relaxed: list[bool] = attrs.field(factory=list)
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         await trio.lowlevel.checkpoint()
+        self.relaxed.append(relaxed)
         if self.full(statements):
             raise StoreUnavailable("The disk of the store is full; nothing was stored.")
         how = self.commits.popleft() if self.commits else "ok"
@@ -294,7 +297,7 @@ class FaultyStore:
             raise StoreUnavailable("nothing was stored")
         if how == "unsure":
             raise StoreUncertain("its outcome is unknown")
-        done = await self.real.commit(*statements)
+        done = await self.real.commit(*statements, relaxed=relaxed)
         if how == "slow":
             await trio.sleep(7)
         if how == "lost":

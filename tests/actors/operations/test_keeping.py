@@ -14,6 +14,7 @@ from gateway.errors import ExecutorFailed, PayerOnHold, SettlementFailed, Settle
 from gateway.registry.receipts import verify_receipt
 from tests.actors.operations.scene import (
     ASSET,
+    FREE,
     OTHER_PAYER,
     PAY_TO,
     SIGNER,
@@ -49,6 +50,15 @@ async def test_the_receipt_binds_request_result_payment_and_transaction(
         }
         assert receipt["route"] == {"routeId": "search/index", "qualificationId": "q_1"}
         assert orjson.loads(await node.only("receipt")) == receipt
+
+
+async def test_only_the_steps_of_a_free_call_are_relaxed(scene: Scene, autojump_clock: MockClock) -> None:
+    async with scene.node() as node:
+        await node.call(order(what=FREE))
+        assert node.store.relaxed == [True, True]
+        node.store.relaxed.clear()
+        await node.call(order("a-key-of-another-call", paid_by=payment()))
+        assert node.store.relaxed == [False, False, False]
 
 
 async def test_the_ledger_follows_the_life(scene: Scene, autojump_clock: MockClock) -> None:

@@ -337,8 +337,8 @@ async def test_a_claim_that_is_just_being_committed_is_not_taken_over(scene: Sce
         committed = node.store.real.commit
 
         class SlowToAnswer:
-            async def commit(self, *statements: Any) -> Any:
-                done = await committed(*statements)
+            async def commit(self, *statements: Any, relaxed: bool = False) -> Any:
+                done = await committed(*statements, relaxed=relaxed)
                 if any("INSERT INTO operations" in each.sql for each in statements):
                     await trio.sleep(12)
                 return done
@@ -362,8 +362,8 @@ async def test_who_looks_an_operation_up_while_it_is_being_claimed_waits_for_it(
         committed = node.store.real.commit
 
         class SlowToAnswer:
-            async def commit(self, *statements: Any) -> Any:
-                done = await committed(*statements)
+            async def commit(self, *statements: Any, relaxed: bool = False) -> Any:
+                done = await committed(*statements, relaxed=relaxed)
                 await trio.sleep(0.5)
                 return done
 

@@ -37,12 +37,12 @@ class Road:
     steps: list[tuple[Statement, ...]] = attrs.field(factory=list)
     shared: bool = True
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         self.steps.append(statements)
         await trio.sleep(self.delay())
         if self.cut:
             raise StoreUnavailable("The disk of the store is full.", extra={"reason": "disk_full"}, retry_after=7)
-        results = await self.engine.commit(*statements)
+        results = await self.engine.commit(*statements, relaxed=relaxed)
         if self.until_open is not None:
             await self.until_open.wait()
         if self.answers_lost:

@@ -36,10 +36,10 @@ class Unwritable:
     engine: Engine
     away: bool = True
 
-    async def commit(self, *statements: Statement) -> list[list[Row]]:
+    async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         if self.away:
             raise StoreUnavailable("disk full")
-        return await self.engine.commit(*statements)
+        return await self.engine.commit(*statements, relaxed=relaxed)
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         return await self.engine.fetch(sql, parameters)

@@ -8,8 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from gateway.actors.store import (
 )
 from gateway.actors.store.sqlite import Run, in_thread, inline
 from gateway.actors.store.sqlite_file import SqliteFile
+from gateway.actors.store.sqlite_writer import Result, Step, Writer
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -147,6 +149,30 @@ class TestGroupCommit:
         assert sum(group.steps for group in groups) == 512
         assert sum(group.undone for group in groups) == 256
         assert len(groups) <= 4
+
+    async def test_a_group_is_flushed_unless_all_of_its_steps_are_relaxed(
+        self, path: Path, migrations: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        groups: list[tuple[int, bool]] = []
+        run = Writer.run
+
+        def noted(writer: Writer, steps: Sequence[Step], *, relaxed: bool = False) -> list[Result]:
+            groups.append((len(steps), relaxed))
+            return run(writer, steps, relaxed=relaxed)
+
+        monkeypatch.setattr(Writer, "run", noted)
+        gate = Gate()
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
+            for names in ({"a": True}, {"b": True, "c": False}, {"d": True, "e": True}):
+                gate.opened = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(store.commit, count("first of " + "".join(names)))
+                    await wait_all_tasks_blocked()
+                    for name, relaxed in names.items():
+                        nursery.start_soon(partial(store.commit, count(name), relaxed=relaxed))
+                    await wait_all_tasks_blocked()
+                    gate.opened.set()
+        assert groups == [(1, False), (1, True), (1, False), (2, False), (1, False), (2, True)]
 
     async def test_an_observer_that_fails_is_logged_and_nothing_else(
         self, path: Path, migrations: Path, caplog: pytest.LogCaptureFixture

@@ -59,7 +59,7 @@ class TestOpening:
             "synchronous": 2,  # FULL
             "foreign_keys": 1,
             "busy_timeout": 5000,
-            "wal_autocheckpoint": 1000,
+            "wal_autocheckpoint": 4000,
         }
 
     def test_opening_again_applies_nothing_twice(self, path: Path, migrations: Path) -> None:

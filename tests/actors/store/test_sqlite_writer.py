@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +218,47 @@ class TestHeldElsewhere:
         aside.rename(file.path)
         assert stored(writer.run([[count("d")]])) == [True]
         assert kept(file) == {"a", "d"}
+
+
+def flushes(writer: Writer) -> bool:
+    assert writer.connection is not None
+    (level,) = writer.connection.execute("PRAGMA synchronous").fetchone()
+    assert level in {1, 2}
+    return bool(level == 2)
+
+
+def test_only_a_relaxed_group_is_not_flushed_to_the_disk(writer: Writer) -> None:
+    assert writer.run([[count("a")]]) == [[[]]]
+    assert flushes(writer)
+    assert writer.run([[count("b")], [count("c")]], relaxed=True) == [[[]], [[]]]
+    assert not flushes(writer)
+    assert writer.run([[count("d")]]) == [[[]]]
+    assert flushes(writer)
+
+
+def test_a_connection_that_is_opened_anew_flushes_again(faulty: tuple[Writer, Faulty]) -> None:
+    writer, connection = faulty
+    assert writer.run([[count("a")]], relaxed=True) == [[[]]]
+    connection.faults = {"COMMIT": sqlite3.SQLITE_IOERR}
+    writer.run([[count("b")]], relaxed=True)
+    assert writer.connection is None
+    assert writer.run([[count("c")]]) == [[[]]]
+    assert flushes(writer)
+
+
+def test_a_relaxed_step_outlives_the_death_of_the_process(file: SqliteFile) -> None:
+    dying = """
+import os, signal, sys
+from pathlib import Path
+from gateway.actors.store import Statement
+from gateway.actors.store.sqlite_file import SqliteFile
+from gateway.actors.store.sqlite_writer import Writer
+file = SqliteFile(Path(sys.argv[1]), "node-1", lambda: 0)
+writer = Writer(file, file.writer())
+writer.run([[Statement("INSERT INTO counters VALUES ('kept', 1)")]], relaxed=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", dying, str(file.path)], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with closing(sqlite3.connect(file.path)) as reader:
+        assert reader.execute("SELECT name FROM counters").fetchall() == [("kept",)]
