@@ -35,7 +35,7 @@ from gateway.actors.search import SearchFamily, search_routes
 from gateway.actors.settlement import Chain, Facilitator, SettlementPath, Wanted, settlement
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.store import Engine
-from gateway.actors.upstream import Caller, upstream
+from gateway.actors.upstream import Caller, ClientPlace, upstream
 from gateway.config import Configuration
 from gateway.http.metrics import MeteredFamily, Metrics
 from gateway.http.pipeline import Node
@@ -136,7 +136,8 @@ async def start_actors(
         "quota", partial(quota, policies=policies_of(configuration, adapters, models), store=store, clock_ms=clock_ms)
     )
     ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms, hold=leases.hold))
-    call = Caller(await start("upstream", upstream))
+    client = ClientPlace()
+    call = Caller(await start("upstream", partial(upstream, place=client)), client)
     proofs = Proofs(trio.current_time)
     history = ProbeHistory(store, node=configuration.node.name, clock_ms=clock_ms, hold=leases.hold)
     await start("probe-history", history.watch)

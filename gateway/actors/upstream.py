@@ -3,7 +3,9 @@
 A call is made once, and is over `timeout_s` after it began whatever the other side does: one deadline stands over all
 of it, so neither a slow drip nor endless headers outlive it.  It runs in the actor's own nursery and outlives an asker
 that leaves, unless that one said otherwise (`stops`): then its connection is closed at once, which is how HTTP/1.1
-tells the other side to stop.  Redirects are not followed: a back end that redirects is misconfigured.
+tells the other side to stop.  Such a call need not outlive its asker, so that one's own task makes it over the actor's
+connections, while the actor says in a `ClientPlace` that it takes calls: a letter costs more than the exchange.
+Redirects are not followed: a back end that redirects is misconfigured.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class _BackEnd:
     trust: Trust
     places: trio.Semaphore
     idle: deque[tuple[float, Connection]] = attrs.field(factory=deque)
+    busy: set[Connection] = attrs.field(factory=set)
 
     async def connection(self, ends: float) -> Connection:
         """Return a connection for one exchange, a kept one if there is any; raises `trio.TooSlowError` and OSError."""
@@ -73,13 +76,17 @@ class _BackEnd:
         while self.idle:
             _, kept = self.idle.pop()
             if kept.usable:
+                self.busy.add(kept)
                 return kept
             kept.close()
         with trio.fail_at(ends):
-            return await connect(self.origin, self.trust)
+            made = await connect(self.origin, self.trust)
+        self.busy.add(made)
+        return made
 
     def put_back(self, connection: Connection) -> None:
         """Keep a connection if it can be used again, else close it."""
+        self.busy.remove(connection)
         if not connection.idle:
             connection.close()
             return
@@ -88,24 +95,51 @@ class _BackEnd:
             self.idle.popleft()[1].close()
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close all connections; the exchanges over them fail."""
         while self.idle:
             self.idle.pop()[1].close()
+        for each in self.busy:
+            each.close()
 
 
 @attrs.define(eq=False)
 class Client:
     """Makes calls over kept connections, at most `places` at once to one origin; `open_client` makes one.
 
-    A call that is cancelled closes its connection and is over.
+    A call that is cancelled closes its connection and is over; one that finds the client closed is unreachable.
     """
 
     places: int
     trust: Trust
     back_ends: dict[Origin, _BackEnd] = attrs.field(factory=dict)
+    under_way: int = attrs.field(default=0, init=False)
+    closed: bool = attrs.field(default=False, init=False)
+    _rested: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def exchange(self, call: HttpCall) -> HttpAnswer:
         """Make one call; raises `UpstreamFailed`."""
+        self.under_way += 1
+        try:
+            return await self._exchange(call)
+        finally:
+            self.under_way -= 1
+            if not self.under_way:
+                self._rested.set()
+
+    async def rest(self) -> None:
+        """Wait until no call is under way."""
+        while self.under_way:
+            self._rested = trio.Event()
+            await self._rested.wait()
+
+    def close(self) -> None:
+        """Close all connections; the calls under way fail."""
+        self.closed = True
+        for each in self.back_ends.values():
+            each.close()
+
+    async def _exchange(self, call: HttpCall) -> HttpAnswer:
+        await trio.lowlevel.checkpoint_if_cancelled()  # what follows may send before it first waits
         began = trio.current_time()
         ends = began + call.timeout_s
         origin, request = _head(call)
@@ -113,18 +147,30 @@ class Client:
         if back_end is None:
             places = trio.Semaphore(self.places, max_value=self.places)
             back_end = self.back_ends[origin] = _BackEnd(origin, self.trust, places)
-        with trio.move_on_at(min(ends, began + CONNECT_S)) as waiting:
-            await back_end.places.acquire()
-        if waiting.cancelled_caught:
-            raise UpstreamUnreachable(f"{call.target}: {self.places} calls to it are under way")
+        await _placed(back_end, call, min(ends, began + CONNECT_S))
         try:
             connection = await _connected(back_end, call, ends)
             try:
+                if self.closed:
+                    connection.close()
+                    raise UpstreamUnreachable(f"{call.target}: the node makes no more calls")
                 return await _converse(connection, call, request, began, ends)
             finally:
                 back_end.put_back(connection)
         finally:
             back_end.places.release()
+
+
+async def _placed(back_end: _BackEnd, call: HttpCall, ends: float) -> None:
+    """Take a place; raises `UpstreamUnreachable` where none comes free before `ends`."""
+    try:
+        back_end.places.acquire_nowait()
+    except trio.WouldBlock:
+        with trio.move_on_at(ends) as waiting:
+            await back_end.places.acquire()
+        if waiting.cancelled_caught:
+            told = f"{call.target}: {back_end.places.max_value} calls to it are under way"
+            raise UpstreamUnreachable(told) from None
 
 
 async def _connected(back_end: _BackEnd, call: HttpCall, ends: float) -> Connection:
@@ -145,7 +191,7 @@ async def _converse(
             answer = await connection.exchange(request, call.content, body)
     except trio.TooSlowError as error:
         raise UpstreamTimeout(f"{call.target}: no answer after {call.timeout_s:g} s") from error
-    except (h11.RemoteProtocolError, trio.BrokenResourceError) as error:
+    except (h11.RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
         raise UpstreamBroken(f"{call.target}: {type(error).__name__}") from error
     content = body.whole()
     elapsed = int((trio.current_time() - began) * 1000)
@@ -159,8 +205,7 @@ async def open_client(*, trust: Trust = authorities, places: int = CONCURRENCY) 
     try:
         yield client
     finally:
-        for each in client.back_ends.values():
-            each.close()
+        client.close()
 
 
 async def exchange(client: Client, call: HttpCall) -> HttpAnswer:
@@ -168,51 +213,86 @@ async def exchange(client: Client, call: HttpCall) -> HttpAnswer:
     return await client.exchange(call)
 
 
-async def upstream(inbox: Inbox[Call], *, trust: Trust = authorities, places: int = CONCURRENCY) -> None:
+@attrs.define(eq=False)
+class ClientPlace:
+    """The actor's client while it takes calls, else None.  Read by anyone in the loop, written by the actor alone."""
+
+    client: Client | None = None
+
+
+async def upstream(
+    inbox: Inbox[Call], *, place: ClientPlace | None = None, trust: Trust = authorities, places: int = CONCURRENCY
+) -> None:
     """Serve calls, each in a task of its own, until the mailbox closes; then let the running ones end.
 
-    At most `places` calls to one origin are under way at once, so a back end that hangs starves no other.
+    At most `places` calls to one origin are under way at once, so a back end that hangs starves no other.  `place` is
+    where those look for its client who make calls in their own tasks; their calls are let end as well.
     """
-    async with open_client(trust=trust, places=places) as client, trio.open_nursery() as nursery:
-        inbox.ready()
-        async for letter in inbox:
-            nursery.start_soon(_serve, client, letter)
+    place = place or ClientPlace()
+    async with open_client(trust=trust, places=places) as client:
+        try:
+            async with trio.open_nursery() as nursery:
+                inbox.ready()
+                place.client = client
+                async for letter in inbox:
+                    nursery.start_soon(_serve, client, letter)
+                place.client = None  # while the letters in hand are finished
+        finally:
+            place.client = None
+        await client.rest()
 
 
 async def _serve(client: Client, letter: Letter[Call]) -> None:
-    """Make one call and answer its letter; a defect met on the way is that call's failure alone."""
+    """Make one call and answer its letter."""
     call, stop = letter.message.call, letter.message.stop or trio.CancelScope()
     with stop:
         try:
-            answer = await client.exchange(call)
+            answer = await _answered(client, call)
         except UpstreamFailed as failure:
             letter.refuse(failure)
-        except Exception as error:
-            log.exception("call_failed", target=call.target, error=repr(error))
-            letter.refuse(UpstreamBroken(f"{call.target}: {type(error).__name__}"))
         else:
             letter.answer(letter.message, answer)
     if stop.cancelled_caught:
         letter.refuse(UpstreamBroken(f"{call.target}: stopped"))
 
 
+async def _answered(client: Client, call: HttpCall) -> HttpAnswer:
+    """Make one call; a defect met on the way is an `UpstreamFailed` like any other."""
+    try:
+        return await client.exchange(call)
+    except UpstreamFailed:
+        raise
+    except Exception as error:
+        log.exception("call_failed", target=call.target, error=repr(error))
+        raise UpstreamBroken(f"{call.target}: {type(error).__name__}") from error
+
+
 def _head(call: HttpCall) -> tuple[Origin, h11.Request]:
     """Return where a call goes and its head; raises `UpstreamUnreachable` for what cannot be sent."""
     try:
-        origin, host, target, authorization = _address(call.url)
-        given = {name.lower() for name, _ in call.headers}
-        headers = [*call.headers, *((name, value) for name, value in DEFAULT_HEADERS.items() if name not in given)]
-        if "host" not in given:
-            headers.insert(0, ("host", host))
-        if authorization is not None and "authorization" not in given:
-            headers.append(("authorization", authorization))
-        if not given.isdisjoint(FRAMING):
-            raise ValueError("a call is framed here")
-        if call.content or call.method not in {"GET", "HEAD"}:
-            headers.append(("content-length", str(len(call.content))))
-        return origin, h11.Request(method=call.method, target=target, headers=headers)
+        return _request(call.method, call.url, call.headers, len(call.content))
     except (ValueError, TypeError, h11.LocalProtocolError) as error:
         raise UpstreamUnreachable(f"{call.target}: cannot be called ({type(error).__name__})") from error
+
+
+@lru_cache(maxsize=256)
+def _request(method: str, url: str, given: tuple[tuple[str, str], ...], length: int) -> tuple[Origin, h11.Request]:
+    """Return where a call goes and its head; raises ValueError, TypeError and h11.LocalProtocolError.
+
+    h11 looks at every byte of a head, and many calls differ in their bodies alone.
+    """
+    origin, host, target, authorization = _address(url)
+    names = {name.lower() for name, _ in given}
+    headers = [*given, *((name, value) for name, value in DEFAULT_HEADERS.items() if name not in names)]
+    if "host" not in names:
+        headers.insert(0, ("host", host))
+    if authorization is not None and "authorization" not in names:
+        headers.append(("authorization", authorization))
+    if not names.isdisjoint(FRAMING):
+        raise ValueError("a call is framed here")
+    if length or method not in {"GET", "HEAD"}:
+        headers.append(("content-length", str(length)))
+    return origin, h11.Request(method=method, target=target, headers=headers)
 
 
 @lru_cache(maxsize=256)
@@ -247,15 +327,21 @@ def _names(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 @attrs.frozen
 class Caller:
-    """Asks the upstream actor on behalf of other actors, with its failures told in this module's terms."""
+    """Asks the upstream actor on behalf of other actors, with its failures told in this module's terms.
+
+    `place` is the one that the actor was given, None: every call is a letter.
+    """
 
     ref: Ref[Call]
+    place: ClientPlace | None = None
 
     async def __call__(self, call: HttpCall, *, stops: bool = False) -> HttpAnswer:
         """Make the call; raises `UpstreamFailed`.
 
         With `stops`, the call is over as soon as nobody waits for it: the back end then sees its connection close.
         """
+        if stops and self.place is not None and (client := self.place.client) is not None:
+            return await _answered(client, call)
         stop = trio.CancelScope() if stops else None
         try:
             return await self.ref.ask(Call(call, stop), within=call.timeout_s + CONNECT_S)
