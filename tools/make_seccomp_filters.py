@@ -2,7 +2,8 @@
 
 It reads `policy.toml` and `syscalls.tsv` in `gateway/sandbox/filters` and writes a classic BPF program for each
 architecture and variant beside them (`struct sock_filter`, linux/filter.h; `struct seccomp_data`, linux/seccomp.h), and
-`digests.json`.  The same input gives the same bytes on every machine; only the standard library is needed.
+`digests.json`.  The numbers are those of asm/unistd_64.h and asm-generic/unistd.h of Linux 6.1 with the three that came
+next (451 to 453).  The same input gives the same bytes on every machine; only the standard library is needed.
 
 A program is put together from blocks.  A block always ends in a return, so that a choice between two blocks is one jump
 in front of both and no offset is ever patched.

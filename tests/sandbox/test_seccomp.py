@@ -257,7 +257,7 @@ sched_setscheduler setpriority clock_settime sethostname mlock mlockall inotify_
 memfd_secret seccomp shmget mq_open reboot quotactl
 """)
 REFUSED_ON_X86_64 = names_in("modify_ldt iopl ioperm mknod inotify_init chown uselib")
-UNKNOWN = names_in("memfd_create execveat sysinfo clone3 preadv2 splice io_setup pidfd_open mseal")
+UNKNOWN = names_in("memfd_create execveat sysinfo clone3 preadv2 splice io_setup pidfd_open cachestat")
 INVALID = (-1,) * 6
 """Arguments that would do no harm if a call came through."""
 
