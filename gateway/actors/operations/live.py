@@ -38,9 +38,12 @@ EFFECTS: dict[Effect, Callable[[Life, Surroundings], Awaitable[Event]]] = {
 async def live(life: Life, around: Surroundings, first: Event) -> None:
     """Live an operation to its end, or as far as this node can; all who wait are answered in any case."""
     try:
-        async with trio.open_nursery() as nursery:
-            await _live(life, around, first, nursery)
-            nursery.cancel_scope.cancel()
+        if life.payment is None:
+            await _live(life, around, first, None)
+        else:
+            async with trio.open_nursery() as nursery:
+                await _live(life, around, first, nursery)
+                nursery.cancel_scope.cancel()
     except* Abandoned as group:
         why = str(group.exceptions[0])
         log.warning("operation_abandoned", operation_id=life.operation_id, state=life.state.value, why=why)
@@ -48,13 +51,14 @@ async def live(life: Life, around: Surroundings, first: Event) -> None:
         life.waiters.refuse(life.left())
 
 
-async def _live(life: Life, around: Surroundings, event: Event, nursery: trio.Nursery) -> None:
+async def _live(life: Life, around: Surroundings, event: Event, nursery: trio.Nursery | None) -> None:
+    """Live on from an event; `nursery` is there where there is something to settle."""
     while True:
         before = life.state
         life.state, effect = decide(before, event)
         if life.state is not before and not life.over:
             life.told.append(rows.Happening(life.state, around.clock_ms(), event.value))
-        if life.state is State.SETTLING and before is not State.SETTLING:
+        if nursery is not None and life.state is State.SETTLING and before is not State.SETTLING:
             nursery.start_soon(_release_when_slow, life, around)
         if effect is Effect.END:
             await end(life, around)

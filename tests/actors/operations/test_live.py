@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from gateway.actors.operations import Ended, Join, life, live
@@ -91,6 +92,25 @@ async def test_a_drain_with_the_store_away_gives_up_at_once(scene: Scene, autoju
     assert isinstance(told[0], SettlementPending)
     async with scene.node() as node:
         assert isinstance(await node.call(made), Ended)
+
+
+async def test_a_free_call_is_abandoned_too_where_the_store_stays_away_from_a_draining_node(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.executor.plan.append(5.0)
+    told: list[Ended | GatewayError] = []
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery, scene.node() as node:
+
+            async def ask() -> None:
+                told.append(await outcome_of(partial(node.call, order())))
+
+            nursery.start_soon(ask)
+            await until(lambda: scene.executor.runs)
+            node.store.full = lambda _: True
+    assert isinstance(told[0], GatewayError)
+    events = [each["event"] for each in logs]
+    assert ("operation_abandoned" in events, "life_crashed" in events) == (True, False)
 
 
 async def test_whoever_waits_for_an_operation_that_was_taken_on_gets_its_result(
