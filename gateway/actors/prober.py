@@ -39,6 +39,8 @@ from gateway.registry.shared_proof import learned, next_own_probe
 
 DEFAULT_RULES = Rules()
 LEARN_EVERY_S = 1.0
+FIGURES_EVERY_S = 1.0
+"""How often successful calls of an open route renew its published evidence, of which they change the figures alone."""
 START_PATIENCE_S = 10.0
 """How long the node's start waits for first canaries; probes are bounded by their own time-outs."""
 
@@ -134,7 +136,8 @@ async def _answer(rounds: _Rounds, letter: Letter[Message], question: ProbeNow) 
 class _Rounds:
     """The records of all routes and the alarms that cut the wait for a route's next probe short.
 
-    `turns` let one canary of a route run at a time; `looked` are set once a route was looked at.
+    `turns` let one canary of a route run at a time; `looked` are set once a route was looked at; `renewed` is when the
+    published evidence of a route was last made.
 
     Of shared routes also: which of them this node probes for all (`leading`), what it last saw of each itself
     (`looks`), and which finding of another it took in last (`taken`).
@@ -150,6 +153,7 @@ class _Rounds:
     noted: Noted
     records: dict[str, Record] = attrs.field(init=False)
     published: dict[str, Evidence] = attrs.field(init=False)
+    renewed: dict[str, float] = attrs.field(init=False, factory=dict)
     alarms: dict[str, trio.Event] = attrs.field(init=False)
     turns: dict[str, trio.Lock] = attrs.field(init=False)
     looked: dict[str, trio.Event] = attrs.field(init=False)
@@ -230,10 +234,19 @@ class _Rounds:
         return self._pause(route, 1.0) <= 0
 
     def take(self, outcome: Outcome) -> None:
-        """Take in how a real call went."""
-        record = self.records.get(outcome.route_id)
-        if record is not None:
-            after = called(record, outcome, now=self.clock(), rules=self.own_rules[outcome.route_id])
+        """Take in how a real call went.
+
+        Figures that more good calls of an open route change wait for the next call or probe after a second.
+        """
+        route_id, now = outcome.route_id, self.clock()
+        record = self.records.get(route_id)
+        if record is None:
+            return
+        after, told = called(record, outcome, now=now, rules=self.own_rules[route_id]), self.published[route_id]
+        if outcome.ok and told.open and now - self.renewed[route_id] < FIGURES_EVERY_S:
+            self.records[route_id] = after
+            self.noted(told, after.observations[-1])
+        else:
             self._keep(after, after.observations[-1])
 
     def _record(self, route: Route) -> Record:
@@ -247,6 +260,7 @@ class _Rounds:
 
     def _keep(self, record: Record, observation: Observation | None) -> None:
         self.records[record.route_id] = record
+        self.renewed[record.route_id] = self.clock()
         told = self.published[record.route_id] = evidence(record, rules=self.own_rules[record.route_id])
         self.proofs.publish(self.published)
         self.alarms[record.route_id].set()

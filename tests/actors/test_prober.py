@@ -342,6 +342,36 @@ async def test_whoever_takes_notes_is_told_of_every_probe_and_call_with_what_is_
     ]
 
 
+async def test_good_calls_of_an_open_route_renew_its_figures_once_a_second_and_are_all_noted(
+    autojump_clock: MockClock,
+) -> None:
+    told: list[Observation | None] = []
+    proofs = Proofs(trio.current_time)
+    async with open_runtime() as runtime:
+        body = partial(
+            prober,
+            routes=[Route("ai/a", Engine().probe)],
+            proofs=proofs,
+            utc=utc,
+            noted=lambda _evidence, observation: told.append(observation),
+        )
+        ref = await runtime.start("prober", body)
+        for ms in (900, 500, 700):
+            ref.tell(Outcome("ai/a", ok=True, ms=ms))
+        await settle()
+        assert proofs.of("ai/a").p50_ms == 100  # of the probe, less than a second ago
+        assert [each.ms for each in told if each is not None] == [100, 900, 500, 700]
+        await trio.sleep(1.0)
+        ref.tell(Outcome("ai/a", ok=True, ms=600))
+        await settle()
+        assert proofs.of("ai/a").p50_ms == 650
+        ref.tell(Outcome("ai/a", ok=True, ms=10))
+        ref.tell(Outcome("ai/a", ok=False, reason="timeout"))
+        await settle()
+        assert proofs.of("ai/a").p50_ms == 600  # a failure is told at once, and all before it
+        assert proofs.of("ai/a").error_rate == round(1 / 7, 6)
+
+
 # -- rules of a route's own --------------------------------------------------------------------------------------------
 
 
