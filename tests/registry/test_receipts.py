@@ -65,6 +65,16 @@ def test_another_library_verifies_it_as_an_rfc_8037_jws() -> None:
     assert decoded["header"] == {"alg": "EdDSA", "typ": RECEIPT_TYPE, "kid": jwk["kid"]}
 
 
+@pytest.mark.parametrize("payload", [b"", b"a", b"{}", bytes(range(256))])
+@pytest.mark.parametrize("signer", [(1, SIGNER), (2, ROTATED)])
+def test_a_jws_is_what_pyjwt_makes(signer: tuple[int, Signer], payload: bytes) -> None:
+    version, made = signer
+    key = Ed25519PrivateKey.from_private_bytes(b"%d" % version * 32)
+    for typ in (RECEIPT_TYPE, BLOCK_TYPE, RECEIPT_TYPE):
+        headers = {"kid": public_jwk(key.public_key())["kid"], "typ": typ}
+        assert made.jws(payload, typ) == jwt.api_jws.encode(payload, key, algorithm="EdDSA", headers=headers)
+
+
 def test_the_kid_is_the_rfc_8037_thumbprint() -> None:
     key = Ed25519PrivateKey.from_private_bytes(base64.urlsafe_b64decode("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A="))
     assert public_jwk(key.public_key()) == {

@@ -7,6 +7,7 @@ What standard clients send and a route can honour is accepted (sampling), what h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -215,7 +216,7 @@ class ChatRequest:
         """The limits that were given, by the name they were given under."""
         return {name: limit for name in TOKEN_LIMITS if (limit := getattr(self, name)) is not None}
 
-    @property
+    @cached_property
     def prompt(self) -> Prompt:
         """What the model is asked: without a limit of tokens, what is usual or the model's maximum if that is less."""
         model = CATALOG.get(self.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -115,7 +116,7 @@ class ExecuteRequest:
     input: ExecuteInput
     maximum_output_tokens: int
 
-    @property
+    @cached_property
     def prompt(self) -> Prompt:
         """What the model is asked."""
         messages = tuple(Message("user", each.content) for each in self.input.messages)
