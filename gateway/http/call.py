@@ -14,7 +14,11 @@ KEY_HEADER = "Idempotency-Key"
 
 @attrs.frozen
 class Call:
-    """A request with the names that it goes by; `told_key` is the key that was made for a caller without one."""
+    """A request with the names that it goes by; `told_key` is the key that was made for a caller without one.
+
+    `fresh` says that nothing can be known yet by these names: the only key was made for this very request, and no
+    payment came along.
+    """
 
     asked: Asked
     names: tuple[tuple[KeyName, ...], ...]
@@ -22,6 +26,7 @@ class Call:
     network_names: tuple[str, ...]
     payer_names: tuple[str, ...]
     authorization: tuple[int, str, str, str] | None
+    fresh: bool = False
 
     @classmethod
     def of(cls, asked: Asked, naming: Naming, *, made_key: Callable[[], str] | None) -> Call:
@@ -49,6 +54,7 @@ class Call:
             naming.network_names(asked.network),
             naming.payer_names(payer) if payer else (),
             credential.authorization_key() if credential else None,
+            fresh=asked.key is None and made_key is not None and credential is None,
         )
 
     @property

@@ -145,8 +145,8 @@ class Pipeline:
     async def _in_turn(self, call: Call, patience: float, turn: Turn) -> Outgoing:
         """Answer a request that no other of this node is ahead of; one of another node may be."""
         waited_for: str | None = None
+        known = keys.Known() if call.fresh else await self._look_up(call)
         while True:
-            known = await self._look_up(call)
             failure = _failed_meanwhile(known, waited_for, call)
             if failure is not None:
                 turn.outcome = own(failure)
@@ -156,13 +156,14 @@ class Pipeline:
                 return self._answer(ended, call.more_headers)
             if isinstance(known.operation, keys.Open):
                 waited_for = known.operation.operation_id
-                continue
-            try:
-                return await (self._serve_paid if call.asked.sold else self._serve_free)(call, known, turn)
-            except errors.OperationInProgress:
-                if trio.current_time() >= patience:
-                    raise
-                await trio.sleep(LOOK_AGAIN_S)  # another node was first with this key, or has failed with it
+            else:
+                try:
+                    return await (self._serve_paid if call.asked.sold else self._serve_free)(call, known, turn)
+                except errors.OperationInProgress:
+                    if trio.current_time() >= patience:
+                        raise
+                    await trio.sleep(LOOK_AGAIN_S)  # another node was first with this key, or has failed with it
+            known = await self._look_up(call)
 
     async def _impatient(self, call: Call) -> Outgoing:
         """Answer who has waited long enough behind another request with the same key."""

@@ -7,9 +7,14 @@ import attrs
 from gateway.http.asked import Asked
 from gateway.http.call import Call
 from gateway.http.validation import Valid
-from gateway.registry.payment import Quote
+from gateway.registry.payment import Asset, Quote
+from gateway.registry.payment.authorization import Authorization
+from gateway.registry.payment.terms import Credential
 from gateway.registry.sealing import Naming
 
+ASSET = Asset("eip155:8453", 8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913", "USD Coin", "2", 6)
+PAYER = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
+CREDENTIAL = Credential("x402", ASSET, Authorization(PAYER, PAYER, 6000, 0, 9, b"n" * 32, b"s" * 65), PAYER, None, 60)
 NAMING = Naming({1: b"1" * 32, 2: b"2" * 32})
 NETWORK = "192.0.2.1"
 KEY = "0123456789abcdef"
@@ -46,6 +51,14 @@ def test_a_free_call_without_a_key_is_told_the_one_that_is_made_for_it() -> None
     assert call.names == (NAMING.names("made for this call", NETWORK),)
     assert call.more_headers == {"Idempotency-Key": "made for this call"}
     assert Call.of(asked(), NAMING, made_key=lambda: "unused").told_key is None
+
+
+def test_only_a_call_whose_one_key_was_made_for_it_is_fresh() -> None:
+    assert Call.of(asked(key=None), NAMING, made_key=lambda: "made for this call").fresh
+    assert not Call.of(asked(), NAMING, made_key=lambda: "unused").fresh
+    assert not Call.of(asked(key=None), NAMING, made_key=None).fresh
+    assert not Call.of(asked(key=None, quote=QUOTE), NAMING, made_key=None).fresh
+    assert not Call.of(asked(key=None, credential=CREDENTIAL), NAMING, made_key=lambda: "made for this call").fresh
 
 
 def test_a_paid_call_without_a_key_goes_by_its_quote_under_every_pepper() -> None:

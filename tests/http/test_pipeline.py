@@ -660,6 +660,15 @@ async def test_a_free_call_without_a_key_is_told_one(tmp_path: Path) -> None:
         assert (await shop.post("search.free")).json["operationId"] != first.json["operationId"]
 
 
+async def test_a_key_that_was_made_for_a_call_is_not_looked_up(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        before = shop.node.idempotency.health().handled
+        told = (await shop.post("search.free")).headers["Idempotency-Key"]
+        assert shop.node.idempotency.health().handled == before
+        await shop.post("search.free", key=told)
+        assert shop.node.idempotency.health().handled == before + 1
+
+
 async def test_a_callers_own_key_is_not_told_back(tmp_path: Path) -> None:
     async with open_shop(tmp_path, table=OPTIONAL) as shop:
         assert "Idempotency-Key" not in (await shop.post(key=KEY)).headers
