@@ -186,13 +186,14 @@ async def _converse(
 ) -> HttpAnswer:
     """Send one call and read its whole answer before `ends` on trio's clock; raises `UpstreamFailed`."""
     body = Body(call.target, call.max_bytes)
+    answer: h11.Response | None = None
     try:
-        with trio.fail_at(ends):
+        with trio.CancelScope(deadline=ends):
             answer = await connection.exchange(request, call.content, body)
-    except trio.TooSlowError as error:
-        raise UpstreamTimeout(f"{call.target}: no answer after {call.timeout_s:g} s") from error
     except (h11.RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
         raise UpstreamBroken(f"{call.target}: {type(error).__name__}") from error
+    if answer is None:
+        raise UpstreamTimeout(f"{call.target}: no answer after {call.timeout_s:g} s")
     content = body.whole()
     elapsed = int((trio.current_time() - began) * 1000)
     return HttpAnswer(answer.status_code, _names(answer.headers), content, elapsed)
