@@ -75,9 +75,9 @@ class Heard:
         """Hear every engine from now on; with `shared` they say that other nodes may write to them."""
         commit, fetch_many, look_up = SqliteStore.commit, SqliteStore.fetch_many, SqliteStore.look_up
 
-        async def commit_heard(store: SqliteStore, *statements: Statement) -> list[list[Row]]:
+        async def commit_heard(store: SqliteStore, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
             self._hear([(each.sql, each.parameters) for each in statements], on_the_road=True)
-            return await commit(store, *statements)
+            return await commit(store, *statements, relaxed=relaxed)
 
         async def fetch_heard(store: SqliteStore, queries: Queries) -> list[list[Row]]:
             self._hear(queries, on_the_road=False)
