@@ -20,7 +20,7 @@ MOST_NODES = 8
 def serve(config_path: Path | None, *, _as_json: bool) -> None:
     """Run the node until SIGTERM or SIGINT, then drain and exit 0; logs are JSON lines on standard error."""
     # Until the node listens for it itself; an exception could be swallowed by whatever is being imported.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(FINE))  # noqa: SLF001 - nothing is open yet
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(FINE))
     with exit_codes():
         from gateway.config import load
 
