@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import attrs
+
+
+async def _nothing_to_release() -> None:
+    return
 
 
 @attrs.frozen
@@ -13,6 +18,9 @@ class Work:
 
     `budget` is the quota (`Family.budget`) that this free call was counted on: no other upstream that bills may be
     asked for it.  None: no such quota, or an attempt that is taken on after a crash.
+
+    `release` is for what must never be begun twice (`Operation.repeatable`): it returns once it is durable that this
+    attempt may have begun, and raises a `GatewayError` where it may not begin.
     """
 
     operation_id: str
@@ -21,6 +29,7 @@ class Work:
     attempt: int
     deadline: float
     budget: str | None = None
+    release: Callable[[], Awaitable[None]] = _nothing_to_release
 
 
 @attrs.frozen

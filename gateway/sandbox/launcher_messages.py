@@ -1,0 +1,193 @@
+"""What the node and the launcher say to each other: one JSON object a packet of a Unix socket, descriptors beside it.
+
+Standard library only: the launcher imports this, and nothing of what a stranger sent is in it (a command and its input
+travel in descriptors of their own).  The order of a run:
+
+    node                                     launcher
+    Spawn + 5 descriptors               ->   group, bubblewrap, hardening; the command is blocked
+                                        <-   Ready + 2 descriptors   (or Failed: it never ran, and nothing is left)
+    Release                             ->   limits count from here on
+    Stop, as often as it likes          ->
+                                        <-   Ended: every process of it is dead
+    Clear, its descriptors closed       ->   groups removed
+                                        <-   Cleared
+
+A run that is stopped before its release ends in `Failed`.  A node that is gone (end of file) has every run killed
+first, whatever holds a run back is let go of only then, and the launcher ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST = 64 * 1024
+"""Bytes of one packet at most."""
+MOST_DESCRIPTORS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a launcher is to work: its first argument, as JSON.
+
+    `image` is the directory of a verified image, `bubblewrap` the program's path.  `first_uid` and `slots` say which
+    host user each slot runs under where the launcher is root (slot n: `first_uid + n`); without privilege there is one
+    slot, under the launcher's own user.  `prefix` begins the name of every group of a run.
+    """
+
+    image: str
+    bubblewrap: str
+    prefix: str
+    first_uid: int
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What the kernel and the launcher hold a run to, in the units of the names.
+
+    `host_bytes` bounds the group's memory with all that was written; `memory_bytes` what its processes may have beside
+    that; `single` that no process follows the first.
+    """
+
+    cpu_us: int
+    memory_bytes: int
+    host_bytes: int
+    tasks: int
+    disk_bytes: int
+    artifact_bytes: int
+    wall_us: int
+    single: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Spawn:
+    """Set a run up and hold it back.
+
+    Descriptors, in this order: the read end of its standard input, the write ends of its standard output and error, a
+    file with its command (arguments in sequence, each ended by NUL), a file with its filter.
+    """
+
+    run: str
+    slot: int
+    bounds: Bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Let the command be executed."""
+
+    run: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """End a run; `reason` is one of `outcome.Stop`, and the first reason counts."""
+
+    run: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Clear:
+    """Remove what is left of an ended run; the node holds no descriptor of it any more."""
+
+    run: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Up:
+    """The launcher works: the version of bubblewrap, the kind of cgroups, how many slots it has, what it swept."""
+
+    bubblewrap: str
+    cgroups: str
+    slots: int
+    swept: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfit:
+    """The launcher cannot work here and ends: a machine reason (`sandbox.cgroups_missing`), the fact, the exact fix."""
+
+    reason: str
+    detail: str
+    fix: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """The command is set up, hardened, looked at from outside and blocked before its execution.
+
+    Descriptors: the directories `/scratch` and `/out` of the run.  `places` are the directories of its groups.
+    """
+
+    run: str
+    places: dict[str, str]
+    setup_us: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The run never ran, and nothing is left of it unless `left` says so (what, in words)."""
+
+    run: str
+    reason: str
+    detail: str
+    left: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Every process of the run is dead; what was counted of it (None: could not be).
+
+    `stopped` is the first reason to end it (`outcome.Stop`), `exit_code`, `sandbox_status` and `command_status` are
+    those of `outcome.Evidence`; `processes` is what is left alive, which should be 0.
+    """
+
+    run: str
+    stopped: str | None
+    exit_code: int | None
+    sandbox_status: int | None
+    command_status: int | None
+    cpu_us: int
+    wall_us: int
+    peak_memory: int | None
+    peak_tasks: int | None
+    task_denials: int | None
+    oom_kills: int | None
+    processes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cleared:
+    """What is left of a run after all was removed; 0 each, None where it could not be looked at."""
+
+    run: str
+    mounts: int | None
+    cgroups: int | None
+
+
+Message = Spawn | Release | Stop | Clear | Up | Unfit | Ready | Failed | Ended | Cleared
+_KINDS: Mapping[str, type[Any]] = {
+    each.__name__: each for each in (Spawn, Release, Stop, Clear, Up, Unfit, Ready, Failed, Ended, Cleared)
+}
+
+
+def packet(message: Message) -> bytes:
+    """Return the packet that says it."""
+    return json.dumps({"says": type(message).__name__, **dataclasses.asdict(message)}).encode()
+
+
+def message_of(packet: bytes) -> Message:
+    """Return what a packet says; raises `ValueError` on what is none of it."""
+    try:
+        told = json.loads(packet)
+        kind = _KINDS[told.pop("says")]
+        if kind is Spawn:
+            told["bounds"] = Bounds(**told["bounds"])
+        said: Message = kind(**told)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of the launcher's: {error!r}") from error
+    return said
