@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from gateway.sandbox.artifacts import Artifact, Listing, Skip
+from gateway.sandbox.outcome import Cleanup, Denials, Ending, Outcome, Usage
+from gateway.sandbox.output_text import Text
+from gateway.sandbox.run_result import RunResult
+
+RESULT = RunResult(
+    ending=Ending(Outcome.EXITED, 3),
+    stdout=Text(b"42\n", truncated=False),
+    stderr=Text(b"\xff", truncated=True),
+    artifacts=Listing((Artifact("a", 1, "5f"), Artifact("b", skipped=Skip.SYMLINK)), complete=False),
+    usage=Usage(40, 1024, 9, 61, 4096, 4, 1),
+    denials=Denials(2, 0),
+    cleanup=Cleanup(0, 0, 0),
+    setup_ms=12,
+)
+
+
+def test_an_output_says_how_it_ended_what_was_written_and_what_was_left() -> None:
+    output = RESULT.output()
+    assert (output["outcome"], output["exitCode"], output["signal"]) == ("exited", 3, None)
+    assert (output["stdout"]["data"], output["stderr"]["data"]) == ("42\n", "/w==")
+    assert [each["name"] for each in output["artifacts"]] == ["a", "b"]
+    assert output["artifactsComplete"] is False
+
+
+def test_what_was_measured_is_told_apart_from_it() -> None:
+    measured = RESULT.measured()
+    assert set(measured) == {"usage", "denials", "cleanup", "setupMs"}
+    assert measured["usage"]["cpuMillis"] == 40
+    assert measured["denials"] == {"processes": 2, "oomKills": 0}
+    assert measured["cleanup"]["verified"] is True
+    assert measured["setupMs"] == 12
+    assert set(measured) & set(RESULT.output()) == set()
