@@ -106,6 +106,23 @@ def test_a_library_that_the_embedded_model_needs_is_asked_for(clone: Path) -> No
     assert done.stderr.endswith("run: Debian packages are missing; as root: apt-get install -y libgomp1\n")
 
 
+def test_without_bubblewrap_it_says_how_to_get_it_and_goes_on(clone: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("dirname", "sha256sum", "cut", "cat", "mkdir", "flock", "grep"):
+        found = shutil.which(tool)
+        assert found is not None
+        (bare / tool).symlink_to(found)
+    for tool, text in (("id", "echo 1000"), ("python3", "exit 0")):
+        (bare / tool).write_text(f"#!/bin/sh\n{text}\n")
+        (bare / tool).chmod(0o755)
+    done = run(clone, "quote", path=str(bare))
+    assert done.returncode == 0, done.stderr
+    hint = "run: the sandbox stays closed until these are installed; as root: apt-get install -y bubblewrap"
+    assert hint in done.stderr.splitlines()
+    assert done.stdout.splitlines()[0] == "[quote]"
+
+
 @pytest.mark.parametrize("changed", ["requirements/world.txt", "requirements/weights.txt", "pyproject.toml"])
 def test_it_installs_again_when_what_is_locked_has_changed(clone: Path, changed: str) -> None:
     run(clone)
