@@ -165,6 +165,27 @@ class AiSection:
 
 
 @attrs.frozen
+class SandboxSection:
+    """`[sandbox]`: where sold commands run, and how many at a time.
+
+    `image` is the directory in which runtime images stand (empty: the usual one, `gateway sandbox build` says which).
+    `slots` are the runs at a time (0: one a core), `memory_mib` what all of them may take of the host (0: half of what
+    it has), `queue` how many may wait for a slot.  `launcher` are the words before the launcher's own command, such as
+    `["sudo", "-n"]`: what gives it the privilege that the node has not.  Under root, slot n runs as the host's user
+    `first_uid + n`, which nobody else should be.
+    """
+
+    enabled: bool = True
+    image: str = ""
+    slots: int = 0
+    queue: int = 4
+    memory_mib: int = 0
+    launcher: tuple[str, ...] = ()
+    first_uid: int = 64400
+    canary_interval_s: int = 600
+
+
+@attrs.frozen
 class Configuration:
     """The whole configuration, checked."""
 
@@ -174,6 +195,7 @@ class Configuration:
     quota: QuotaSection = attrs.field(factory=QuotaSection)
     search: SearchSection = attrs.field(factory=SearchSection)
     ai: AiSection = attrs.field(factory=AiSection)
+    sandbox: SandboxSection = attrs.field(factory=SandboxSection)
     source: str = "defaults"
 
     @property
@@ -222,6 +244,14 @@ def shown_url(url: str) -> str:
 
 TABLES = (tuple[SearchAdapterSection, ...], tuple[ModelRouteSection, ...])
 SECTIONS = {field.name for field in attrs.fields(Configuration)} - {"source"}
+
+
+PATHS: Mapping[str, frozenset[str]] = {
+    "node": frozenset({"data_dir", "keys_dir", "operator_token_file"}),
+    "store": frozenset({"password_file"}),
+    "sandbox": frozenset({"image"}),
+}
+"""The keys whose values are paths; those of adapters and routes and the store's URL are anchored apart."""
 
 
 def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Configuration:
@@ -278,13 +308,12 @@ def _anchor(tree: dict[str, Any], directory: Path) -> None:
     def anchored(value: Any) -> Any:
         return str(directory / Path(value).expanduser()) if isinstance(value, str) and value else value
 
-    node, store, search, ai = (tree.get(name) for name in ("node", "store", "search", "ai"))
-    if isinstance(node, dict):
-        for name in node.keys() & {"data_dir", "keys_dir", "operator_token_file"}:
-            node[name] = anchored(node[name])
+    for section, names in PATHS.items():
+        members = tree.get(section)
+        if isinstance(members, dict):
+            members |= {name: anchored(members[name]) for name in names & members.keys()}
+    store, search, ai = (tree.get(name) for name in ("store", "search", "ai"))
     if isinstance(store, dict):
-        if "password_file" in store:
-            store["password_file"] = anchored(store["password_file"])
         url = store.get("url")
         if isinstance(url, str) and url.startswith(SQLITE) and not url.startswith(SQLITE + "{data_dir}"):
             store["url"] = SQLITE + anchored(url.removeprefix(SQLITE))

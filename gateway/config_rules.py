@@ -12,7 +12,7 @@ import attrs
 from gateway.errors import Violation
 
 if TYPE_CHECKING:
-    from gateway.config import Configuration, NodeSection, PaymentSection, StoreSection
+    from gateway.config import Configuration, NodeSection, PaymentSection, SandboxSection, StoreSection
 
 NETWORK = re.compile(r"eip155:[1-9][0-9]{0,11}\Z")
 NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -27,6 +27,9 @@ LONGEST_CONNECT_S, LONGEST_STATEMENT_S = 60, 600
 ROUTE_KINDS = ("openai", "anthropic", "gemini", "embedded")
 ROUTE_NAME = re.compile(r"[A-Za-z0-9._/-]{1,96}\Z")
 LEAST_MODEL_MIB = 512
+MOST_SLOTS = 64
+LEAST_SANDBOX_MIB = 64
+UIDS = range(1, 2**32 - 1 - MOST_SLOTS)
 QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -38,6 +41,7 @@ def broken_rules(configuration: Configuration) -> list[Violation]:
             *_node_rules(configuration.node),
             *_store_rules(configuration.store),
             *_payment_rules(configuration.payment),
+            *_sandbox_rules(configuration.sandbox),
             *_other_rules(configuration),
         )
         if not holds
@@ -137,6 +141,18 @@ def _payment_rules(payment: PaymentSection) -> Iterator[Rule]:
         yield getattr(payment, name) > 0, f"/payment/{name}", "must be positive"
     for name in ("max_unsettled_per_payer", "max_unsettled", "payer_hold_s"):
         yield getattr(payment, name) >= 0, f"/payment/{name}", "must not be negative"
+
+
+def _sandbox_rules(sandbox: SandboxSection) -> Iterator[Rule]:
+    yield 0 <= sandbox.slots <= MOST_SLOTS, "/sandbox/slots", f"must be 0 (one a core) to {MOST_SLOTS}"
+    yield sandbox.queue >= 0, "/sandbox/queue", "must not be negative"
+    yield (
+        sandbox.memory_mib == 0 or sandbox.memory_mib >= LEAST_SANDBOX_MIB,
+        "/sandbox/memory_mib",
+        f"must be 0 (half of the host's) or at least {LEAST_SANDBOX_MIB}",
+    )
+    yield sandbox.first_uid in UIDS, "/sandbox/first_uid", "must be a user id of the host that is not root's"
+    yield sandbox.canary_interval_s > 0, "/sandbox/canary_interval_s", "must be positive"
 
 
 def _other_rules(configuration: Configuration) -> Iterator[Rule]:

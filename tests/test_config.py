@@ -85,6 +85,15 @@ simulated = true
 [[ai.route]]
 model = "anthropic/claude-sonnet-4.6"
 kind = "anthropic"
+[sandbox]
+enabled = false
+image = "images"
+slots = 3
+queue = 8
+memory_mib = 4096
+launcher = ["sudo", "-n"]
+first_uid = 70000
+canary_interval_s = 300
 """
 
 
@@ -151,7 +160,7 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
     raw: str
     expected: Any
     kinds: list[str] = []
-    bounded = {"lease_ms": 700, "embedded_memory_mib": 700}
+    bounded = {"lease_ms": 700, "embedded_memory_mib": 700, "memory_mib": 700}
     if key == "adapter":
         raw, expected, kinds = '[{kind = "index"}, {kind = "ddgs"}]', None, ["index", "ddgs"]
     elif key == "route":
@@ -163,6 +172,7 @@ def test_every_key_can_be_set_by_the_environment(section: str, key: str, default
             "listen": ('["127.0.0.1:1"]', ("127.0.0.1:1",)),
             "rpc_urls": ('["http://127.0.0.1:2"]', ("http://127.0.0.1:2",)),
             "trusted_proxies": ('["::1"]', ("::1",)),
+            "launcher": ('["doas"]', ("doas",)),
         }[key]
     elif isinstance(default, int):
         expected = bounded.get(key, 7)

@@ -243,3 +243,20 @@ def test_what_the_models_are_run_with_is_positive(name: str) -> None:
 
 def test_the_embedded_model_has_room_to_run_in() -> None:
     assert broken("ai", embedded_memory_mib=511) == ["/ai/embedded_memory_mib"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("slots", -1, 0),
+        ("slots", 65, 64),
+        ("queue", -1, 0),
+        ("memory_mib", 63, 64),
+        ("first_uid", 0, 1),
+        ("first_uid", 2**32 - 2, 2**31),
+        ("canary_interval_s", 0, 1),
+    ],
+)
+def test_the_sandbox_is_told_what_it_can_do(name: str, wrong: int, right: int) -> None:
+    assert broken("sandbox", **{name: wrong}) == [f"/sandbox/{name}"]
+    assert broken("sandbox", **{name: right}) == []

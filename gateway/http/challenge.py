@@ -52,7 +52,7 @@ class Quoting:
             path=operation.path,
             title=operation.title,
             summary=operation.summary,
-            deadline_s=operation.deadline_s,
+            deadline_s=operation.time_for(valid.request),
             body_example=operation.example,
             input_schema=operation.schema,
         )

@@ -355,7 +355,7 @@ class Pipeline:
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
             budget=budget,
         )
-        within = self.operation.deadline_s + SETTLEMENT_SLACK_S
+        within = self.operation.time_for(valid.request) + SETTLEMENT_SLACK_S
         return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)
 
     async def _operations(

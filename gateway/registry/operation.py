@@ -29,14 +29,14 @@ class Operation:
         paid: it is sold, at least for some requests; else no payment is ever read.
         price: millionths of a USD for a request; 0 where the request is free.
         body_cap: bytes; a longer body is 413.
-        deadline_s: seconds an execution may take.
+        deadline_s: seconds an execution may take; `time_for` tells them of one request.
         quota: name of the quota that a free call is counted on; a paid one is counted on `paid`.
         family: name of the executor.
         failure: the problem of an execution that started and failed.
-        repeatable: False where a run that may have begun must never be begun again (a sandboxed command).
         refine: names the particular problem of a body that the schema refuses, where there is one.
         check: what is wrong with a request that the schema accepts, where there is something.
         cap: bytes that the body of this request may have, where that is less than `body_cap`.
+        own_deadline_s: seconds an execution of this request may take, where that is not `deadline_s`.
         funding_header: `x-gateway-funding` says what the caller takes the request to be.
         answer: the form of a 200, the envelope of interface.md 2.1 or OpenAI's chat completion.
         callable: False for a preview, which is listed and never runs.
@@ -58,10 +58,10 @@ class Operation:
     quota: str
     family: str
     failure: type[GatewayError]
-    repeatable: bool = True
     refine: Callable[[Mapping[str, Any]], GatewayError | None] = _nothing_more
     check: Callable[[Any], GatewayError | None] = _nothing_more
     cap: Callable[[Any], int | None] = _nothing_more
+    own_deadline_s: Callable[[Any], float | None] = _nothing_more
     funding_header: bool = False
     answer: Literal["envelope", "chat_completion"] = "envelope"
     callable: bool = True
@@ -70,6 +70,11 @@ class Operation:
     def sells(self, request: Any) -> bool:
         """Return True if this request is to be paid for."""
         return self.paid and self.price(request) > 0
+
+    def time_for(self, request: Any) -> float:
+        """Return how many seconds the execution of a request may take."""
+        own = self.own_deadline_s(request)
+        return self.deadline_s if own is None else own
 
     def amount(self, request: Any, decimals: int) -> int:
         """Return the price of a request in atomic units of a dollar token of so many decimals, rounded up."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from gateway.errors import ExecutionFailed, ExecutorFailed
@@ -11,6 +12,10 @@ from gateway.registry.ai import execute_request as ai_execute
 from gateway.registry.ai import fast_call_request as fast_call
 from gateway.registry.operation import Operation
 from gateway.registry.search import request as search
+from gateway.sandbox import request as sandbox
+from gateway.sandbox.image import load_lock, names_of
+from gateway.sandbox.image_refusal import ArchitectureUnsupported
+from gateway.sandbox.limits import LONGEST_DEADLINE_S
 
 PRICE_VERSION = "2026-07-25.3"
 """The catalog version (interface.md 9) that prices are quoted from."""
@@ -132,9 +137,51 @@ def ai_execute_operation(margin_percent: int) -> Operation:
     )
 
 
-def operations(margin_percent: int = 100) -> Mapping[str, Operation]:
-    """Return the table by operation id."""
-    entries = (SEARCH_FREE, SEARCH_PAID, ai_execute_operation(margin_percent), CHAT_COMPLETIONS, FAST_CALL)
+def pinned_names(machine: str | None = None) -> Callable[[str], object]:
+    """Return what tells of an argv[0] whether the pinned image has it.
+
+    Of a machine that there is no image for nothing can be told, and nothing runs there.
+    """
+    try:
+        return names_of(load_lock(machine or platform.machine()))
+    except ArchitectureUnsupported:
+        return lambda _: True
+
+
+def sandbox_execute_operation(resolves: Callable[[str], object]) -> Operation:
+    """Return `sandbox.execute` for an image; `resolves` is asked for argv[0] (`Image.resolves`)."""
+    return Operation(
+        id=sandbox.OPERATION,
+        path="/v1/sandbox/execute",
+        title="Sandboxed command",
+        summary="One command, once, in a pinned JavaScript runtime without network, under strict limits.",
+        schema=sandbox.SCHEMA,
+        example=sandbox.EXAMPLE,
+        request=sandbox.SandboxRequest,
+        paid=True,
+        price=sandbox.price,
+        key_required=True,
+        body_cap=sandbox.BODY_CAP,
+        deadline_s=LONGEST_DEADLINE_S,
+        quota="paid",
+        family="sandbox",
+        failure=ExecutionFailed,
+        refine=sandbox.refine,
+        check=partial(sandbox.check, resolves=resolves),
+        own_deadline_s=sandbox.deadline_s,
+    )
+
+
+def operations(margin_percent: int = 100, resolves: Callable[[str], object] | None = None) -> Mapping[str, Operation]:
+    """Return the table by operation id; `resolves` tells what the sandbox's image has, None: what is pinned."""
+    entries = (
+        SEARCH_FREE,
+        SEARCH_PAID,
+        ai_execute_operation(margin_percent),
+        CHAT_COMPLETIONS,
+        FAST_CALL,
+        sandbox_execute_operation(resolves or pinned_names()),
+    )
     return {each.id: each for each in entries}
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -33,6 +33,7 @@ __all__ = [
     "fingerprint",
     "load_lock",
     "locate",
+    "names_of",
     "unchanged",
     "verify",
     "warm",
@@ -154,6 +155,12 @@ def _judged(path: Path, lock: Lock, digest: str, entries: Sequence[Entry], seen:
                 build_command(path.parent, host_libraries=True),
             )
     return Image(path, digest, _executables(members), kind, seen, members)
+
+
+def names_of(lock: Lock) -> Callable[[str], str | None]:
+    """Return `Image.resolves` of the image that a lock pins, which need not stand here."""
+    members = {entry.path: entry for entry in lock.manifest}
+    return Image(Path(directory_named(lock.digest)), lock.digest, _executables(members), members=members).resolves
 
 
 def _expected(path: Path, lock: Lock, digest: str) -> Sequence[Entry]:

@@ -127,6 +127,9 @@ class Limits:
         return {each.metadata["json"]: getattr(self, each.name) for each in attrs.fields(Limits)}
 
 
+LONGEST_DEADLINE_S = RANGES["wallTimeMs"].most / 1000 + GRACE_S
+
+
 def reserved_bytes(runs: Iterable[Limits]) -> int:
     """Return the memory of the host that these runs may take together, in bytes."""
     return sum(each.host_bytes for each in runs)

@@ -76,6 +76,11 @@ class SandboxRequest:
         return b"" if self.stdin_base64 is None else strict_base64(self.stdin_base64)
 
 
+def deadline_s(request: SandboxRequest) -> float:
+    """Return how long the execution of a request may take as a whole, in seconds."""
+    return request.limits.deadline_s
+
+
 def price(request: SandboxRequest) -> int:
     """Return the price in millionths of a USD."""
     return price_class(request.limits).price

@@ -85,16 +85,22 @@ class Duties:
 
     holding: dict[str, Held] = attrs.field(factory=dict)
     begun: Counter[str] = attrs.field(factory=Counter)
+    holders: Counter[str] = attrs.field(factory=Counter)
+    most_holders: int = 0
     changed: trio.Event = attrs.field(factory=trio.Event)
 
     async def duty(self, held: Held) -> None:
         self.holding[held.name] = held
         self.begun[held.name] += 1
+        self.holders[held.name] += 1
+        self.most_holders = max(self.most_holders, self.holders[held.name])
         self._wake()
         try:
             await trio.sleep_forever()
         finally:
-            del self.holding[held.name]
+            self.holders[held.name] -= 1
+            if not self.holders[held.name]:
+                del self.holding[held.name]
             self._wake()
 
     async def until(self, count: int, *, within: float = 10) -> float:
@@ -163,16 +169,20 @@ async def test_a_node_that_was_stopped_past_its_lease_writes_nothing_more_under_
 
 
 async def test_of_many_that_want_a_lease_at_once_one_has_it(postgresql_url: str) -> None:
+    wanted = {f"l{number}" for number in range(8)}
+    duties = Duties()  # one for all nodes: it tells of a lease that two hold at once
     async with AsyncExitStack() as stack:
         members = [await stack.enter_async_context(node(postgresql_url, f"n{number}")) for number in range(4)]
-        duties = [Duties() for _ in members]
         async with trio.open_nursery() as nursery:
-            for (_, leases), each in zip(members, duties, strict=True):
-                for number in range(8):
-                    nursery.start_soon(leases.hold, f"l{number}", each.duty)
-            await trio.sleep(2)
-            assert sorted(name for each in duties for name in each.holding) == [f"l{number}" for number in range(8)]
-            assert sum(each.begun.total() for each in duties) == 8
+            for _, leases in members:
+                for name in wanted:
+                    nursery.start_soon(leases.hold, name, duties.duty)
+            await duties.until(len(wanted))
+            await trio.sleep(1)  # long enough for another to take what it may not
+            # A slow machine may cost a node its lease, and then another takes it: what stands once must stand again.
+            await duties.until(len(wanted))
+            assert duties.holding.keys() == wanted
+            assert duties.most_holders == 1
             nursery.cancel_scope.cancel()
 
 

@@ -7,9 +7,10 @@ import pytest
 from gateway.actors.quota import Policy
 from gateway.composition import policies_of
 from gateway.config import Configuration
+from gateway.errors import CommandNotFound
 from gateway.http.validation import BodyValidator
 from gateway.registry.operation import Operation
-from gateway.registry.table import OPERATIONS, operations
+from gateway.registry.table import OPERATIONS, operations, pinned_names
 
 
 @pytest.fixture(params=list(OPERATIONS.values()), ids=list(OPERATIONS))
@@ -25,6 +26,7 @@ def test_the_operations_are_those_of_the_readings() -> None:
         "ai.execute": "/v1/ai/execute",
         "chat.completions": "/v1/chat/completions",
         "agent.fast-call": "/v1/agent/fast-call",
+        "sandbox.execute": "/v1/sandbox/execute",
     }
 
 
@@ -47,7 +49,25 @@ def test_body_caps_and_deadlines_are_those_of_the_readings() -> None:
         "ai.execute": (16 * 2**20, 60),
         "chat.completions": (256 * 1024, 60),
         "agent.fast-call": (32_768, 30),
+        "sandbox.execute": (4 * 2**20, 75),
     }
+
+
+def test_a_sandboxed_run_may_take_its_wall_limit_and_15_seconds() -> None:
+    entry = OPERATIONS["sandbox.execute"]
+    asked = {"command": ["node"], "limits": {"wallTimeMs": 2500}}
+    assert entry.time_for(BodyValidator.of(entry).validate(asked).request) == 17.5
+
+
+def test_argv_0_is_told_by_the_image_that_the_table_was_made_for() -> None:
+    request = BodyValidator.of(OPERATIONS["sandbox.execute"]).validate({"command": ["npx", "cowsay"]}).request
+    assert isinstance(OPERATIONS["sandbox.execute"].check(request), CommandNotFound)
+    assert operations(resolves=lambda name: name == "npx")["sandbox.execute"].check(request) is None
+
+
+def test_where_no_image_is_pinned_nothing_is_told_of_argv_0() -> None:
+    assert pinned_names("riscv64")("npx")
+    assert not pinned_names("x86_64")("npx")
 
 
 def test_only_the_price_of_ai_execute_knows_a_margin() -> None:

@@ -72,6 +72,7 @@ class Life:
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
         running: the scope of its execution, while that runs.
+        released: what must never run twice may have begun in this attempt.
         stopped: nobody waits for it, and its execution is not to go on.
         budget: the node-wide quota that it was counted on, if any.
     """
@@ -105,6 +106,7 @@ class Life:
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
     running: trio.CancelScope | None = None
+    released: bool = False
     stopped: bool = False
     budget: str | None = None
     waiters: Waiters = attrs.field(init=False)

@@ -63,7 +63,7 @@ def _comes_too_late(life: Life, around: Surroundings) -> bool:
     """Return True if a crash has cost so much time that the authorization does not outlive the run any more."""
     if not life.tries:
         return False
-    run_s = life.operation.deadline_s if life.operation and life.served is None else 0
+    run_s = life.operation.time_for(life.request) if life.operation and life.served is None else 0
     return life.paid_for().valid_before < around.clock_ms() / 1000 + run_s + SETTLE_MARGIN_S
 
 

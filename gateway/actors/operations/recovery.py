@@ -27,12 +27,13 @@ class Unrecoverable(Exception):
     """The row cannot be taken on.
 
     One that has not been executed ends without a charge, for its payment was never submitted; its key is burned where
-    a run that may have happened must not be repeated.  Of one that has, only the operator can say whether it was paid.
+    a run may have begun that must not be repeated.  Of one that has, only the operator can say whether it was paid.
+    `sold` is False where nobody can try the same again, and its payment may buy something else.
     """
 
     why: str
     row: rows.OpenRow
-    repeatable: bool = False
+    sold: bool = True
 
     def end(self, owner: rows.Owner, *, told: int, now: int) -> list[Statement]:
         """Return the statements of its end; `told` is how far its history goes."""
@@ -41,8 +42,9 @@ class Unrecoverable(Exception):
         freed: list[Statement] = []
         if self.row.state == State.EXECUTED:
             state, settlement, kind = State.NEEDS_OPERATOR, "unknown", OperatorNeeded
-        elif not self.repeatable and self.row.sealed_output is None:
-            kind, freed = ExecutionReconciliation, [rows.free_authorizations(owner)]
+        elif self.row.sealed_output is None and (self.row.released or not self.sold):
+            kind = ExecutionReconciliation if self.row.released else ExecutionFailed
+            freed = [rows.free_authorizations(owner)]
         credit = self.row.credit if state is State.FAILED else None
         step = rows.end(
             owner,
@@ -81,26 +83,25 @@ def recover(
 ) -> tuple[Life, Event]:
     """Return the life that goes on from a row's durable state, and its first event; raises `Unrecoverable`."""
     operation = table.get(row.operation)
-    repeatable = operation is not None and operation.repeatable
     executed = row.state == State.EXECUTED
     try:
         life = (
             _executed(row, owner, around, operation) if executed else _claimed(row, owner, around, operation, structure)
         )
     except _Unfit as unfit:
-        raise Unrecoverable(str(unfit), row, repeatable) from unfit
+        raise Unrecoverable(str(unfit), row, sold=operation is not None) from unfit
     except Exception as error:
         why = f"it cannot be taken on ({error if isinstance(error, SealBroken) else type(error).__name__})"
-        raise Unrecoverable(why, row, repeatable) from error
+        raise Unrecoverable(why, row) from error
     life.next_step, life.tries = told + 1, tries
     life.told.append(rows.Happening(life.state, around.clock_ms(), f"taken on by {around.node}"))
     if executed:
         return life, Event.RESUMED
-    if life.served is None and not repeatable:
+    if life.served is None and row.released:
         life.failure = ExecutionReconciliation(operation_id=row.operation_id)
         return life, Event.RUN_LOST
     if life.served is None and tries > TRIES:
-        raise Unrecoverable(f"it was taken on {TRIES} times in vain", row, repeatable)
+        raise Unrecoverable(f"it was taken on {TRIES} times in vain", row)
     return life, Event.CLAIMED_FREE if life.payment is None else Event.CLAIMED_PAID
 
 

@@ -45,7 +45,7 @@ class Happening:
 
 _OPEN_COLUMNS = """operation_id, operation, state, epoch, attempt, request_hash, sealed_request, node_wrap,
     sealed_payment, sealed_output, look_from_block, result_hash, route, executed_at, settlement, transaction_hash,
-    block_number, block_hash"""
+    block_number, block_hash, released_attempt"""
 
 
 def take_over(owner: Owner) -> Statement:
@@ -61,6 +61,18 @@ def take_over(owner: Owner) -> Statement:
         RETURNING {_OPEN_COLUMNS}
         """,  # noqa: S608 - constants of this module
         {"operation_id": owner.operation_id, "epoch": owner.epoch, "node": owner.node},
+        rows=1,
+    )
+
+
+def release(owner: Owner, *, attempt: int) -> Statement:
+    """Return the step that says of an attempt, before it begins, that what must never run twice may have begun."""
+    return Statement(
+        """
+        UPDATE operations SET released_attempt = :attempt
+        WHERE operation_id = :operation_id AND epoch = :epoch AND attempt = :attempt AND COALESCE(ended_at, 0) = 0
+        """,
+        {"operation_id": owner.operation_id, "epoch": owner.epoch, "attempt": attempt},
         rows=1,
     )
 
@@ -358,6 +370,12 @@ class OpenRow:
     transaction_hash: str | None
     block_number: int | None
     block_hash: str | None
+    released_attempt: int | None
+
+    @property
+    def released(self) -> bool:
+        """Whether what must never run twice may have begun in this attempt."""
+        return self.released_attempt == self.attempt
 
     @property
     def credit(self) -> Settled | None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 import trio
 
 from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
-from gateway.actors.operations.in_hand import Life, Surroundings, plain_output
-from gateway.actors.operations.life import Event
-from gateway.errors import ExecutionCancelled, ExecutionReconciliation, GatewayError, InternalError, PaymentRequired
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, plain_output, write
+from gateway.actors.operations.life import Event, State
+from gateway.errors import (
+    ExecutionCancelled,
+    ExecutionReconciliation,
+    GatewayError,
+    InternalError,
+    PaymentRequired,
+    StoreUnavailable,
+)
 from gateway.registry.canonical import result_hash
 from gateway.registry.execution import Served, Work
 from gateway.registry.operation import Operation
@@ -63,8 +72,10 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
 
     Its scope ends at the deadline, or when nobody waits any more.
     """
-    deadline = trio.current_time() + operation.deadline_s
-    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget)
+    within = operation.time_for(life.request)
+    deadline = trio.current_time() + within
+    release = partial(_release, life, around)
+    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, release)
     if life.stopped:
         raise ExecutionCancelled
     try:
@@ -77,16 +88,30 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
         raise
     except Exception as error:
         log.exception("executor_crashed", operation_id=life.operation_id, operation=operation.id, error=repr(error))
-        if not operation.repeatable:
+        if life.released:
             raise ExecutionReconciliation from error
         raise InternalError from error
     finally:
         life.running = None
     if life.stopped:
         raise ExecutionCancelled
-    if not operation.repeatable:
+    if life.released:
         raise ExecutionReconciliation
-    raise operation.failure(f"not finished within {operation.deadline_s:g} s")
+    raise operation.failure(f"not finished within {within:g} s")
+
+
+async def _release(life: Life, around: Surroundings) -> None:
+    """Make it durable that this attempt may have begun (`Work.release`).
+
+    Where that is not certain, it must not begin; a crash then takes it for one that did, which is the safe side.
+    """
+    failpoint("release.before")
+    try:
+        await write(life, around, State.CLAIMED, rows.release(life.owner, attempt=life.attempt))
+    except Abandoned as error:
+        raise StoreUnavailable(str(error), retry_after=RETRY_AFTER_S) from error
+    life.released = True
+    failpoint("release.after")
 
 
 def _failed(life: Life, failure: GatewayError) -> Event:

@@ -93,7 +93,7 @@ def operation(operation_id: str = "search.paid", **changes: Any) -> Operation:
 
 
 PAID, FREE = operation(), operation("search.free")
-ONCE = operation("sandbox.execute", repeatable=False)
+ONCE = operation("sandbox.execute")
 TABLE: Mapping[str, Operation] = {each.id: each for each in (PAID, FREE, ONCE)}
 
 
@@ -243,8 +243,12 @@ class Chain:
 
 @attrs.define
 class Executor:
-    """A family that does as it is told: a result, a failure to raise, or seconds to take first."""
+    """A family that does as it is told: a result, a failure to raise, or seconds to take first.
 
+    What must run once at most is let go of before; `before` are seconds to take even before that.
+    """
+
+    before: deque[float] = attrs.field(factory=deque)
     plan: deque[Served | Exception | float] = attrs.field(factory=deque)
     runs: list[Work] = attrs.field(factory=list)
     running: trio.Event = attrs.field(factory=trio.Event)
@@ -256,6 +260,10 @@ class Executor:
         return None
 
     async def execute(self, work: Work) -> Served:
+        if self.before:
+            await trio.sleep(self.before.popleft())
+        if work.operation == ONCE.id:
+            await work.release()
         self.runs.append(work)
         self.running.set()
         await trio.lowlevel.checkpoint()

@@ -65,8 +65,11 @@ class FaultyExecutor(Executor):
     repeated: list[Work] = attrs.field(factory=list)
 
     async def execute(self, work: Work) -> Served:
-        if work.operation == ONCE.id and work.operation_id in self.perhaps:
-            self.repeated.append(work)
+        if work.operation == ONCE.id:
+            await trio.sleep(self.chance.choice([0, 0, 0.1, 1]))
+            await work.release()
+            if work.operation_id in self.perhaps:
+                self.repeated.append(work)
         self.perhaps.add(work.operation_id)
         self.runs.append(work)
         await trio.sleep(self.chance.choice([0, 0, 0.1, 1, 4, 11]))

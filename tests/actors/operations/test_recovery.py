@@ -153,6 +153,47 @@ async def test_a_run_that_must_not_be_repeated_is_burned_without_asking_anybody(
     assert (len(scene.executor.runs), len(scene.chain.verified)) == (2, 2)
 
 
+async def test_what_must_run_once_is_run_after_a_crash_that_came_before_it_was_let_go_of(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    scene.executor.before.append(5.0)
+    await crash_when(scene, made, lambda _: not scene.executor.before)
+    assert scene.executor.runs == []
+    async with scene.node() as node:
+        ended = await node.call(made)
+        assert ended.execution["attempt"] == 1
+        assert await node.only("released_attempt") == 1
+    assert len(scene.executor.runs) == 1
+
+
+async def test_the_next_attempt_is_not_taken_for_let_go_of_since_the_one_before_was(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    scene.executor.plan.append(ExecutorFailed("not started"))
+    async with scene.node() as node:
+        await outcome_of(partial(node.call, made))
+        assert await node.only("released_attempt", "attempt") == (1, 1)
+    scene.executor.before.append(5.0)
+    await crash_when(scene, made, lambda _: not scene.executor.before)
+    async with scene.node() as node:
+        ended = await node.call(made)
+        assert ended.execution["attempt"] == 2
+    assert len(scene.executor.runs) == 2
+
+
+async def test_a_run_that_must_not_be_repeated_is_burned_even_where_it_is_not_sold_any_more(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    scene.executor.plan.append(5.0)
+    await crash_when(scene, made, lambda _: scene.executor.runs)
+    async with scene.node(table={}) as node:
+        assert await node.only("state", "failure_code") == ("failed", "execution_reconciliation")
+        assert await node.count("authorizations") == 0
+
+
 async def test_a_result_kept_by_an_earlier_attempt_is_not_made_again_after_a_crash(
     scene: Scene, autojump_clock: MockClock
 ) -> None:

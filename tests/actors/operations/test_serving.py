@@ -128,6 +128,39 @@ async def test_a_run_that_failed_for_certain_may_be_tried_again_even_if_it_must_
         assert isinstance(await node.call(made), Ended)
 
 
+async def test_what_was_not_let_go_of_by_its_deadline_may_be_tried_again(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.executor.before.append(13.0)
+    made = order(paid_by=payment(), what=ONCE)
+    async with scene.node() as node:
+        with pytest.raises(ExecutorFailed, match="not finished within 12 s"):
+            await node.call(made)
+        assert scene.executor.runs == []
+        assert isinstance(await node.call(made), Ended)
+
+
+async def test_what_must_run_once_does_not_begin_where_that_cannot_be_kept(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    async with scene.node() as node:
+        node.store.full = lambda statements: any("released_attempt" in each.sql for each in statements)
+        with pytest.raises(GatewayError):
+            await node.call(made)
+        assert scene.executor.runs == []
+        node.store.full = lambda _: False
+        assert isinstance(await node.call(made), Ended)
+    assert len(scene.executor.runs) == 1
+
+
+async def test_a_request_may_have_a_deadline_of_its_own(scene: Scene, autojump_clock: MockClock) -> None:
+    slow = attrs.evolve(PAID, own_deadline_s=lambda _: 20.0)
+    scene.executor.plan.append(15.0)
+    async with scene.node(table={PAID.id: slow}) as node:
+        assert isinstance(await node.call(order(paid_by=payment(), what=slow)), Ended)
+
+
 async def test_a_payment_made_by_somebody_else_is_a_credit_when_the_execution_fails(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
