@@ -42,14 +42,17 @@ TIMEOUT_S = 90.0
 TRIES = 240
 PAUSE_S = 0.25
 OPENING_TRIES = 360
-"""Of `PAUSE_S` each: how long a model that is being started is waited for."""
+"""Of `PAUSE_S` each: how long what is being started is waited for."""
 SPENDING_CAP = "1"
 """Dollars a call: what stock clients allow without being told."""
 
 
 @attrs.frozen
 class Purchase:
-    """One operation to call; `protocol` is `x402`, `mpp` or `free`, `model` is waited for until it can be called."""
+    """One operation to call; `protocol` is `x402`, `mpp` or `free`.
+
+    `model` is waited for until it can be called, and where it `starts` with the node, the operation itself.
+    """
 
     name: str
     operation: str
@@ -58,11 +61,18 @@ class Purchase:
     body: Mapping[str, Any]
     headers: Mapping[str, str] = attrs.field(factory=dict)
     model: str = ""
+    starts: bool = False
 
 
 PASSING = ("not_probed", "unproven", "proof_expired", "starting")
-"""Why a model is closed that will open by itself soon."""
+"""Why something is closed that will open by itself soon."""
 FAST, LUNA = "gateway/fast", "openai/gpt-5.6-luna"
+PRIMES = """
+const primes = [];
+for (let n = 2; primes.length < 10; n++) if (primes.every((p) => n % p)) primes.push(n);
+require('fs').writeFileSync('/out/primes.json', JSON.stringify(primes));
+console.log(primes.join(' '));
+"""
 
 ROUND = (
     Purchase(
@@ -120,6 +130,17 @@ ROUND = (
         {"x-gateway-funding": "paid"},
         LUNA,
     ),
+    Purchase(
+        "command over x402",
+        "sandbox.execute",
+        "/v1/sandbox/execute",
+        "x402",
+        {
+            "command": ["node", "-e", PRIMES],
+            "limits": {"cpuMillis": 2000, "wallTimeMs": 5000},
+        },
+        starts=True,
+    ),
 )
 
 
@@ -135,8 +156,8 @@ async def buy_all(gateways: Sequence[str], account: LocalAccount, emit: Callable
         free, body = purchase.protocol == "free", dict(purchase.body)
         for name in (purchase.name, f"{purchase.name}, again")[: 1 if free else 2]:
             gateway = next(turns)
-            if purchase.model:
-                await _until_open(gateway, purchase.model, emit)
+            if purchase.model or purchase.starts:
+                await _until_open(gateway, purchase, emit)
             price = None if free else await _price(gateway, purchase)
             async with client_of(purchase.protocol, gateway, account) as client:
                 asking = client.post(purchase.path, json=body, headers=named)
@@ -157,18 +178,28 @@ def _price_tag(asked: httpx.Response) -> str | None:
     return str(price["amountAtomic"]) if price else None
 
 
-async def _until_open(gateway: str, model: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Wait while a model is being started; returns as well when it stays closed, for the call to be told why."""
-    told = None
+async def _until_open(gateway: str, purchase: Purchase, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Wait while something is being started; returns as well when it stays closed, for the call to be told why."""
+    told, what = None, purchase.model or purchase.operation
     async with httpx.AsyncClient(base_url=gateway, timeout=TIMEOUT_S) as plain:
         for _ in range(OPENING_TRIES):
-            reason = await _closed(plain, model)
+            reason = await (_closed(plain, what) if purchase.model else _refused(plain, purchase))
             if reason not in PASSING:
                 return
             if reason != told:
-                emit({"waits": f"{model} is not open yet: {reason.replace('_', ' ')}"})
+                emit({"waits": f"{what} is not open yet: {reason.replace('_', ' ')}"})
                 told = reason
             await asyncio.sleep(PAUSE_S)
+
+
+async def _refused(client: httpx.AsyncClient, purchase: Purchase) -> str | None:
+    """Return why no price is told for a purchase, None where one is or the node does not say."""
+    named = {"Idempotency-Key": _new_key(), **purchase.headers}
+    with suppress(httpx.TransportError):
+        answer = await client.post(purchase.path, json=dict(purchase.body), headers=named)
+        reason = answer.json().get("reason") if answer.status_code == 503 else None
+        return None if reason is None else str(reason)
+    return None
 
 
 async def _closed(client: httpx.AsyncClient, model: str) -> str | None:

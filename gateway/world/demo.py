@@ -31,8 +31,8 @@ from gateway.world.world import World, open_world
 
 AGENT = (sys.executable, "-P", "-m", "gateway.world.agent")
 ROUND_S = 300.0
-STEPS = 10
-"""Lines of a whole round: a free search and a free chat, two paid calls of each family, each of those a second time."""
+STEPS = 12
+"""Lines of a whole round: a free search and a free chat; two searches, two chats and a command that are paid, twice."""
 TAKE_OVER_STEPS = 2
 """Lines of a take-over: what another node served, and the same of the node that was killed."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -155,7 +155,7 @@ class Demonstration:
             self.report.say(f"{who} {', '.join(places)}, ready after {took:.1f} s")
             self.code = await self._round(world, sellers, nursery) if self.options.agent else 0
             for node in sellers:
-                await node.until_models_started()
+                await node.until_started()
             if self.options.ready is not None:
                 await _write_at_once(self.options.ready, json.dumps(ready_file(world, sellers), indent=1))
             if self.options.stay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from gateway.world.world import World
 
 COMMAND = (sys.executable, "-P", "-m", "gateway", "serve")
 START_S = 90.0
-MODELS_S = 60.0
+STARTED_S = 60.0
 DRAIN_S = 90.0
 
 
@@ -90,11 +91,11 @@ class Node:
             self._child.signal(signal.SIGKILL)
             await self._ended.wait()
 
-    async def until_models_started(self) -> None:
-        """Return once no model of the node is being started, or after a while: it may never start."""
+    async def until_started(self) -> None:
+        """Return once no model of the node is being started, nor its sandbox, or after a while: it may never be."""
         async with httpx.AsyncClient(base_url=self.gateway, timeout=5) as client:
-            with trio.move_on_after(MODELS_S), suppress(httpx.HTTPError):
-                while _starting(await client.get("/v1/models")):  # noqa: ASYNC110 - another process starts it
+            with trio.move_on_after(STARTED_S), suppress(httpx.HTTPError):
+                while _starting(await client.get("/v1/models")) or await _proving(client):  # noqa: ASYNC110 - another process
                     await trio.sleep(0.2)
 
     async def _await_ready(self, child: Child) -> None:
@@ -130,7 +131,7 @@ def configured(
         for number in range(1, count + 1):
             name = f"node-{number}"
             public, private = (held.enter_context(_held_port(each)) for each in (port if number == 1 else 0, 0))
-            config = world.node_config(directory / name, public, private, name=name)
+            config = world.node_config(directory / name, public, private, name=name, sandbox=number - 1)
             nodes.append(Node(name, config, command))
         yield tuple(nodes)
 
@@ -161,6 +162,13 @@ def _starting(listed: httpx.Response) -> bool:
     if listed.status_code != 200:
         return False
     return any(each["gateway"]["availabilityReason"] == "starting" for each in listed.json()["data"])
+
+
+async def _proving(client: httpx.AsyncClient) -> bool:
+    """Tell whether the sandbox is still being proved, by a price question: it is answered once it can be sold."""
+    named = {"Idempotency-Key": f"world-{secrets.token_hex(16)}"}
+    asked = await client.post("/v1/sandbox/execute", json={"command": ["node", "--version"]}, headers=named)
+    return asked.status_code == 503 and asked.json().get("reason") == "starting"
 
 
 def _how(code: int) -> str:

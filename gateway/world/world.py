@@ -16,6 +16,9 @@ import attrs
 import tomli_w
 import trio
 
+from gateway.config import SandboxSection, default_data_dir
+from gateway.config_rules import MOST_SLOTS
+from gateway.sandbox.image import directory_of_images
 from gateway.world import chain as chains
 from gateway.world import token
 from gateway.world.chain import Account, Chain, open_chain
@@ -56,13 +59,14 @@ class World:
     store: Store | None = None
 
     def node_settings(
-        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1"
+        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1", sandbox: int | None = None
     ) -> dict[str, Any]:
         """Return the configuration of a node on `port` that sells into this world, its data under `directory`.
 
         `operator_port` is that of the operator's listener, 0 for any; `name` tells it from the others of its store.
+        `sandbox` is its number among those of this machine that sell sandboxed runs, None where it does not.
         """
-        settings = self._settings(directory, port, operator_port)
+        settings = self._settings(directory, port, operator_port) | {"sandbox": _sandbox(sandbox)}
         if self.store is not None:
             settings["node"] |= {"name": name, "keys_dir": str(self.directory / "keys")}
             settings["store"] = {"url": self.store.url}
@@ -107,13 +111,23 @@ class World:
         }
         return route | members
 
-    def node_config(self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1") -> Path:
+    def node_config(
+        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1", sandbox: int | None = None
+    ) -> Path:
         """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "gateway.toml"
         path.touch(mode=0o600)  # the store's URL may hold a password
-        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port, name=name)))
+        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port, name=name, sandbox=sandbox)))
         return path
+
+
+def _sandbox(number: int | None) -> dict[str, Any]:
+    """Return the section of a node's sandbox: all share an image, and no user of the host."""
+    if number is None:
+        return {"enabled": False}
+    first_uid = SandboxSection().first_uid + number * MOST_SLOTS
+    return {"image": str(directory_of_images(default_data_dir())), "first_uid": first_uid}
 
 
 @asynccontextmanager

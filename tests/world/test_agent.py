@@ -234,7 +234,8 @@ def test_the_steps_of_the_round_go_from_node_to_node(play: Play) -> None:
     lines, nodes = play([CLOSED], [CLOSED], [CLOSED])
     urls = [node.url for node in nodes]
     assert [line["gateway"] for line in lines] == [urls[index % 3] for index in range(STEPS)]
-    assert sum(len(node.asked) for node in nodes) == STEPS + sum(line["protocol"] != "free" for line in lines)
+    tags, looks = sum(line["protocol"] != "free" for line in lines), 2 * sum(each.starts for each in ROUND)
+    assert sum(len(node.asked) for node in nodes) == STEPS + tags + looks
 
 
 def test_every_paid_step_tells_the_price_that_was_asked(play: Play) -> None:
@@ -246,6 +247,14 @@ def test_a_model_that_is_starting_is_waited_for_and_the_wait_is_told_once(play: 
     lines, (node,) = play(Played([CLOSED], [STARTING, STARTING, OPEN]))
     assert [line["waits"] for line in lines if "waits" in line] == ["gateway/fast is not open yet: starting"]
     assert node.paths[:3] == ["/v1/models/gateway%2Ffast"] * 3
+    assert len([line for line in lines if "step" in line]) == STEPS
+
+
+def test_a_sandbox_that_is_starting_is_waited_for_and_the_wait_is_told_once(play: Play) -> None:
+    starting = (503, {"code": "operation_unavailable", "detail": "not yet", "reason": "starting"})
+    before = STEPS - 2 + sum(2 for each in ROUND if each.protocol != "free" and not each.starts)
+    lines, _ = play(Played([*[CLOSED] * before, starting, starting, CLOSED], [OPEN]))
+    assert [line["waits"] for line in lines if "waits" in line] == ["sandbox.execute is not open yet: starting"]
     assert len([line for line in lines if "step" in line]) == STEPS
 
 

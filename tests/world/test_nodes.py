@@ -117,19 +117,22 @@ def listed(reason: str | None) -> bytes:
 @pytest.mark.parametrize(
     "answers",
     [
-        [(200, listed("starting")), (200, listed("starting")), (200, listed(None))],
-        [(200, listed("model_not_installed"))],
-        [(404, b"{}")],
+        [(200, listed("starting")), (200, listed("starting")), (200, listed(None)), (402, b"{}")],
+        [(200, listed(None)), (503, b'{"reason": "starting"}'), (200, listed(None)), (402, b"{}")],
+        [(200, listed("model_not_installed")), (503, b'{"reason": "sandbox.userns_denied"}')],
+        [(404, b"{}"), (404, b"{}")],
     ],
 )
-async def test_the_models_of_a_node_are_waited_for_while_they_start(
+async def test_the_models_and_the_sandbox_of_a_node_are_waited_for_while_they_start(
     world: World, tmp_path: Path, answers: list[tuple[int, bytes]]
 ) -> None:
     left = list(answers)
 
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
-            while await stream.receive_some():
+            while received := await stream.receive_some():
+                if b"POST" in received and not received.endswith(b"}"):
+                    await stream.receive_some()  # its body comes by itself
                 status, body = left.pop(0)
                 await stream.send_all(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
 
@@ -138,6 +141,6 @@ async def test_the_models_of_a_node_are_waited_for_while_they_start(
             port = int(node.gateway.rpartition(":")[2])
             await nursery.start(partial(trio.serve_tcp, answer, port, host="127.0.0.1"))
             with trio.fail_after(10):
-                await node.until_models_started()
+                await node.until_started()
             nursery.cancel_scope.cancel()
     assert left == []
