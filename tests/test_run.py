@@ -106,6 +106,14 @@ def test_a_library_that_the_embedded_model_needs_is_asked_for(clone: Path) -> No
     assert done.stderr.endswith("run: Debian packages are missing; as root: apt-get install -y libgomp1\n")
 
 
+def test_an_image_that_cannot_be_built_is_told_and_keeps_nothing_else_from_being_sold(clone: Path) -> None:
+    gateway = clone / ".venv" / "bin" / "gateway"
+    gateway.write_text(COMMAND.replace("\n", '\n[ "$1" != sandbox ] || { echo "no such wheel" >&2; exit 1; }\n', 1))
+    done = run(clone, "quote")
+    assert done.stdout.splitlines()[0] == "[quote]"
+    assert "the sandbox stays closed until this has been mended: no such wheel" in done.stderr
+
+
 def test_without_bubblewrap_it_says_how_to_get_it_and_goes_on(clone: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bin"
     bare.mkdir()
