@@ -1,7 +1,7 @@
 """The SQLite engine: one writer actor with group commit, readers in threads beside it.
 
 WAL with `synchronous=FULL`: what was acknowledged survives power loss.  All askers that wait share one transaction
-and one fsync.
+and one fsync.  A relaxed step that nothing is ahead of is stored in its asker's own task.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import trio
 from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Runtime
 from gateway.actors.store import schema
 from gateway.actors.store.asking import answered
-from gateway.actors.store.errors import Failure, Reason
+from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
 from gateway.actors.store.pulse import Committed, Observe, Pulse
+from gateway.actors.store.sqlite_at_once import AtOnce
 from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile
 from gateway.actors.store.sqlite_readers import Readers
 from gateway.actors.store.sqlite_writer import Result, Writer
@@ -79,13 +80,13 @@ async def open_sqlite(
     writing = trio.CapacityLimiter(1)
     opening = partial(file.open, schema.shipped() if migrations is None else migrations)
     writer = Writer(file, await run(opening, writing))
-    actor = _WriterActor(file, writer, Readers(file), writing, run, Pulse(observe, now))
+    actor = _WriterActor(file, writer, Readers(file), writing, run, Pulse(observe, now), AtOnce(writer, writing))
     try:
         ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
     except BaseException:
         actor.leave()
         raise
-    yield SqliteStore(ref, actor.readers, trio.CapacityLimiter(readers), run, actor.pulse, file.membership)
+    yield SqliteStore(ref, actor, trio.CapacityLimiter(readers), run, file.membership)
 
 
 @final
@@ -95,24 +96,31 @@ class SqliteStore:
     def __init__(
         self,
         writer: Ref[_Commit],
-        readers: Readers,
+        actor: _WriterActor,
         reading: trio.CapacityLimiter,
         run: Run,
-        pulse: Pulse,
         membership: Membership,
     ) -> None:
         self._writer = writer
-        self._readers = readers
+        self._actor = actor
+        self._readers = actor.readers
+        self._pulse = actor.pulse
         self._reading = reading
         self._run = run
-        self._pulse = pulse
         self._membership = membership
         self._topics = Topics()
 
     async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         """See `Store.commit`; waits up to 30 seconds.  A group of relaxed steps is not flushed to the disk."""
         await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
-        return await self._ask(statements, _PATIENCE_S, relaxed=relaxed) if statements else []
+        if not statements:
+            return []
+        result = self._actor.store_at_once(statements) if relaxed else None
+        if result is None:
+            return await self._ask(statements, _PATIENCE_S, relaxed=relaxed)
+        if isinstance(result, list):
+            return result
+        raise _error(result)
 
     async def fetch(self, sql: str, parameters: Mapping[str, Value] = {}) -> list[Row]:
         """See `Store.fetch`; waits up to 30 seconds for a free reader."""
@@ -196,15 +204,18 @@ class _WriterActor:
     writing: trio.CapacityLimiter
     run: Run
     pulse: Pulse
+    at_once: AtOnce
 
     async def live(self, inbox: Inbox[_Commit]) -> None:
         try:
             await self.run(self.enter, self.writing)
             inbox.ready()
+            self.at_once.open = True
             async for letters in inbox.batches(_GROUP):
                 with trio.CancelScope(shield=True):  # what was taken is finished
                     await self._store(letters)
         finally:
+            self.at_once.open = False
             with trio.CancelScope(shield=True):
                 await self.run(self.leave, self.writing)
 
@@ -225,18 +236,26 @@ class _WriterActor:
         else:
             steps = [letter.message.step for letter in letters]
             relaxed = all(letter.message.relaxed for letter in letters)
+            self.at_once.came(len(steps))
             results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
             self._feel(results)
         for letter, result in zip(letters, results, strict=True):
-            match result:
-                case list():
-                    letter.answer(letter.message, result)
-                case Failure():
-                    letter.refuse(result.error())
-                case _:
-                    letter.refuse(result)
-        undone = sum(not isinstance(result, list) for result in results)
-        self.pulse.tell(Committed(len(letters), undone, time.perf_counter() - began))
+            if isinstance(result, list):
+                letter.answer(letter.message, result)
+            else:
+                letter.refuse(_error(result))
+        self._tell(results, began)
+
+    def store_at_once(self, step: tuple[Statement, ...]) -> Result | None:
+        """Store a relaxed step in the task of its asker; None where it is for the actor."""
+        if self.pulse.damaged:
+            return None
+        began = time.perf_counter()
+        result = self.at_once.store(step)
+        if result is not None:
+            self._feel([result])
+            self._tell([result], began)
+        return result
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]
@@ -244,3 +263,11 @@ class _WriterActor:
             self.pulse.feel(None)
         elif failures:
             self.pulse.feel(failures[0])
+
+    def _tell(self, results: Sequence[Result], began: float) -> None:
+        undone = sum(not isinstance(result, list) for result in results)
+        self.pulse.tell(Committed(len(results), undone, time.perf_counter() - began))
+
+
+def _error(result: Conflict | StatementFailed | Failure) -> Exception:
+    return result.error() if isinstance(result, Failure) else result

@@ -19,7 +19,9 @@ from gateway.actors.store import moves, releases, schema
 from gateway.actors.store.errors import Failure, Reason, StoreRefused
 from gateway.actors.store.protocol import STORE_CLOCK, Membership, Value
 
-_BUSY_TIMEOUT_S = 5.0
+BUSY_TIMEOUT_S = 5.0
+CHECKPOINT_PAGES = 4000
+"""Pages of the log at which a commit copies it into the file."""
 _CACHED_STATEMENTS = 256
 
 _SETTINGS = """
@@ -28,11 +30,11 @@ PRAGMA trusted_schema = OFF;
 PRAGMA temp_store = MEMORY;
 """
 # FULL: in WAL mode NORMAL loses acknowledged commits on power loss.  fullfsync only means something on macOS.
-_WRITER_SETTINGS = """
+_WRITER_SETTINGS = f"""
 PRAGMA synchronous = FULL;
 PRAGMA fullfsync = ON;
 PRAGMA checkpoint_fullfsync = ON;
-PRAGMA wal_autocheckpoint = 4000;
+PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};
 PRAGMA journal_size_limit = 67108864;
 PRAGMA cache_size = -8192;
 """
@@ -236,7 +238,7 @@ class SqliteFile:
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={mode}",
             uri=True,
-            timeout=_BUSY_TIMEOUT_S,
+            timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=_CACHED_STATEMENTS,

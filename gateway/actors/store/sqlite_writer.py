@@ -1,6 +1,6 @@
 """Group commit: many steps, one transaction, one fsync, and each step stands or falls alone.
 
-Everything here blocks and runs in one worker thread at a time.
+Everything here blocks and runs in one thread at a time, a worker thread but for `Writer.run_at_once`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,42 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import Enum
 
 from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed, StoreRefused
 from gateway.actors.store.protocol import Row, Statement
-from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile, reason_of, touch
+from gateway.actors.store.sqlite_file import (
+    BUSY_TIMEOUT_S,
+    CHECKPOINT_PAGES,
+    FileUnusable,
+    SqliteFile,
+    reason_of,
+    touch,
+)
 
 Step = Sequence[Statement]
 Result = list[list[Row]] | Conflict | StatementFailed | Failure
 """What became of one step: the rows that its statements returned, or why it was not stored."""
 
-DURABLE, RELAXED = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
-# In WAL mode NORMAL flushes the log before a checkpoint only, and FULL all of it at every commit.
+
+class Manner(Enum):
+    """How a transaction is committed: `synchronous`, how long it waits for a lock (ms), when it checkpoints (pages).
+
+    In WAL mode NORMAL flushes the log before a checkpoint only, and FULL all of it at every commit.
+    """
+
+    DURABLE = ("FULL", int(BUSY_TIMEOUT_S * 1000), CHECKPOINT_PAGES)
+    RELAXED = ("NORMAL", int(BUSY_TIMEOUT_S * 1000), CHECKPOINT_PAGES)
+    AT_ONCE = ("NORMAL", 0, 0)
+    """Waits for nothing: a lock is a failure, and the log is left for another transaction to checkpoint."""
+
+    def set(self, connection: sqlite3.Connection) -> None:
+        """Have the connection commit like this from now on."""
+        synchronous, patience_ms, pages = self.value
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+
 
 _CONNECTION_SURVIVES = frozenset({Reason.DISK_FULL, Reason.LOCKED})
 # A COMMIT that fails like this wrote no commit frame; after any other failure the frame may stand on the disk.
@@ -39,20 +64,25 @@ class Writer:
     def __init__(self, file: SqliteFile, connection: sqlite3.Connection) -> None:
         self._file = file
         self.connection: sqlite3.Connection | None = connection
-        self._flushed = True
+        self._manner = Manner.DURABLE
 
     def run(self, steps: Sequence[Step], *, relaxed: bool = False) -> list[Result]:
         """Store the steps, all in one transaction if that can be; what is returned as rows is durable.
 
         Where all are `relaxed` the log is not flushed: what it holds is the kernel's, which outlives this process.
         """
+        manner = Manner.RELAXED if relaxed else Manner.DURABLE
         if len(steps) > 1:
             try:
-                return self._transaction(steps, relaxed=relaxed)
+                return self._transaction(steps, manner)
             except _GroupLost as lost:
                 if not lost.apart:
                     return [lost.result for _ in steps]
-        return [self._alone(step, relaxed=relaxed) for step in steps]
+        return [self._alone(step, manner) for step in steps]
+
+    def run_at_once(self, step: Step) -> Result:
+        """Store a relaxed step without waiting for anybody: where a lock is in its way, it failed as `LOCKED`."""
+        return self._alone(step, Manner.AT_ONCE)
 
     def close(self) -> None:
         """Close the connection; an unfinished transaction is rolled back."""
@@ -61,20 +91,20 @@ class Writer:
                 self.connection.close()
             self.connection = None
 
-    def _alone(self, step: Step, *, relaxed: bool) -> Result:
+    def _alone(self, step: Step, manner: Manner) -> Result:
         try:
-            (result,) = self._transaction([step], relaxed=relaxed)
+            (result,) = self._transaction([step], manner)
         except _GroupLost as lost:
             return lost.result
         return result
 
-    def _transaction(self, steps: Sequence[Step], *, relaxed: bool) -> list[Result]:
+    def _transaction(self, steps: Sequence[Step], manner: Manner) -> list[Result]:
         committing = False
         try:
             connection = self._connected()
-            if self._flushed is relaxed:
-                connection.execute(RELAXED if relaxed else DURABLE)
-                self._flushed = not relaxed
+            if self._manner is not manner:
+                manner.set(connection)
+                self._manner = manner
             connection.execute("BEGIN IMMEDIATE")
             results = [self._run_step(connection, step) for step in steps]
             committing = True
@@ -112,7 +142,7 @@ class Writer:
         if self.connection is None:
             try:
                 self.connection = self._file.writer()
-                self._flushed = True
+                self._manner = Manner.DURABLE
             except StoreRefused as refusal:
                 raise FileUnusable(Failure(Reason.IO_ERROR)) from refusal
         self._file.require_unmoved()
