@@ -33,6 +33,8 @@ from gateway.registry.search.request import SearchRequest
 
 Call = Callable[[HttpCall], Awaitable[HttpAnswer]]
 
+FREE = "search.free"
+UNPAID = "budget_not_reserved"
 ATTEMPT_S = 8.0
 SHORTEST_ATTEMPT_S = 0.25
 WORKERS = 4
@@ -90,7 +92,7 @@ class SearchFamily:
 
     def budget(self, operation: str, request: SearchRequest) -> str | None:
         """Return the daily budget of the engine that a free search would be put to first, if it bills; see `admit`."""
-        if operation != "search.free":
+        if operation != FREE:
             return None
         candidates = choose(self.adapters, request, self.proofs.of).candidates
         return budget_of(candidates[0][0])
@@ -105,7 +107,10 @@ class SearchFamily:
         choice = choose(self.adapters, request, self.proofs.of)
         attempts: list[Attempt] = []
         failure = failed("search", "deadline", "no time was left to ask an engine")
-        for adapter, evidence in choice.candidates:
+        candidates = _affordable(work, choice.candidates)
+        if not candidates:
+            raise failed("search", UNPAID, "the open engine bills, and no budget for it was reserved")
+        for adapter, evidence in candidates:
             within = min(ATTEMPT_S, work.deadline - trio.current_time())
             if within < SHORTEST_ATTEMPT_S:
                 break
@@ -158,6 +163,16 @@ class SearchFamily:
             output=output(request, page, adapter, told, retrieved_at=self.utc()),
             execution={"adapter": adapter.name, "attempts": _shown(attempts)},
         )
+
+
+def _affordable(work: Work, candidates: Sequence[tuple[Adapter, Evidence]]) -> Sequence[tuple[Adapter, Evidence]]:
+    """Return who is asked in turn: of those that bill, a free search has the budget of one at most.
+
+    It was reserved before the claim, and which engines are open may have changed since.
+    """
+    if work.operation != FREE:
+        return candidates
+    return [each for each in candidates if budget_of(each[0]) in (None, work.budget)]
 
 
 def search_routes(adapters: Sequence[Adapter], call: Call) -> tuple[Route, ...]:

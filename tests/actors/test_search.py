@@ -121,6 +121,33 @@ async def test_a_free_search_spends_the_budget_of_an_engine_that_bills() -> None
     assert scene([FIRST, billing], Engines(first=PAGE)).family.budget("search.free", REQUEST) is None
 
 
+@pytest.mark.parametrize(
+    ("operation", "budget", "asked"),
+    [
+        ("search.free", "billed:search/brave", ["brave", "first"]),
+        ("search.free", None, ["first"]),
+        ("search.free", "billed:search/tavily", ["first"]),
+        ("search.paid", None, ["brave", "first"]),
+    ],
+)
+async def test_a_free_search_goes_to_no_engine_that_bills_but_the_one_that_it_was_counted_on(
+    operation: str, budget: str | None, asked: list[str]
+) -> None:
+    billing = BraveAdapter("brave", "k", Cost(5000, "configured_per_call", billed=True))
+    engines = Engines(brave=answer({}, 500), first=PAGE)
+    family = scene([billing, FIRST], engines).family
+    await family.execute(Work("op_1", operation, REQUEST, 1, trio.current_time() + 12, budget))
+    assert [(urlsplit(call.url).hostname or "").split(".")[-2] for call in engines.calls] == asked
+
+
+async def test_a_free_search_that_only_a_billing_engine_could_serve_fails_where_nothing_was_counted_on_it() -> None:
+    billing = BraveAdapter("brave", "k", Cost(5000, "configured_per_call", billed=True))
+    family = scene([billing], Engines()).family
+    with pytest.raises(ExecutorFailed) as caught:
+        await family.execute(Work("op_1", "search.free", REQUEST, 1, trio.current_time() + 12))
+    assert caught.value.extra["reason"] == "budget_not_reserved"
+
+
 async def test_a_search_is_served_with_a_true_route(autojump_clock: MockClock) -> None:
     here = scene([FIRST, SECOND], Engines(first=PAGE))
     served = await here.run()
