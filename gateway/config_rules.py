@@ -12,7 +12,7 @@ import attrs
 from gateway.errors import Violation
 
 if TYPE_CHECKING:
-    from gateway.config import Configuration, NodeSection, PaymentSection, SandboxSection, StoreSection
+    from gateway.config_sections import Configuration, NodeSection, PaymentSection, SandboxSection, StoreSection
 
 NETWORK = re.compile(r"eip155:[1-9][0-9]{0,11}\Z")
 NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")

@@ -65,6 +65,7 @@ def test_only_the_configuration_and_the_failpoints_read_the_environment() -> Non
     }
     assert readers - {str(path.relative_to(PACKAGE)) for path in modules("world")} <= {
         "config.py",
+        "config_sections.py",
         "actors/failpoints.py",
     }
 
