@@ -1,0 +1,134 @@
+"""What the launcher's child does between its fork and its end as bubblewrap: gives up all that a run may not have.
+
+Standard library only: the launcher imports this.  PDEATHSIG is set last, since a change of user clears it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from gateway.sandbox.bubblewrap import ARGUMENTS_AT, BLOCK_AT, FILTER_AT, STATUS_AT
+from gateway.sandbox.kernel_calls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from gateway.sandbox.launcher_messages import Bounds
+
+FAILED = 98
+"""How a child ends that could not become bubblewrap; why is on the status pipe, after `COMPLAINT`."""
+COMPLAINT = b"!"
+ASIDE = 64
+"""Descriptors are moved beyond this number first, so that none is in another's place."""
+ROOM_OVER_DISK = 1 << 20
+"""A file may seem this much larger than the disk is, so that a full disk says ENOSPC and not EFBIG."""
+MIB = 1 << 20
+
+
+class RootKept(Exception):
+    """The child could not stop being root."""
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """The descriptors that bubblewrap starts with; `filter` is None only where nothing will ever be executed."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    arguments: int
+    block: int
+    status: int
+    filter: int | None
+
+    def places(self) -> list[tuple[int, int]]:
+        """Return each with the number that it gets."""
+        placed = [(self.stdin, 0), (self.stdout, 1), (self.stderr, 2)]
+        placed += [(self.arguments, ARGUMENTS_AT), (self.block, BLOCK_AT), (self.status, STATUS_AT)]
+        return placed if self.filter is None else [*placed, (self.filter, FILTER_AT)]
+
+
+def become(
+    program: Path, command: list[bytes], bounds: Bounds, descriptors: Descriptors, *, user: int | None, parent: int
+) -> NoReturn:
+    """Become bubblewrap with this command; `user` is the host user to be from here on, None to stay who it is.
+
+    Never returns: where it fails it complains on the status pipe and ends.
+    """
+    try:
+        _as_a_program_starts()
+        _limit(bounds, alone=user is not None)
+        _set_aside(descriptors)
+        if user is not None:
+            stop_being_root(user)
+        if 0 in os.getresuid():
+            raise RootKept("uid 0")
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            os.execve(program, [b"bwrap", b"--args", b"%d" % ARGUMENTS_AT, b"--", *command], {})
+    except RootKept as kept:
+        complain(f"sandbox.launcher_root_uid: the launcher cannot stop being {kept}")
+    except OSError as refused:
+        complain(f"sandbox.setup_failed: {refused}")
+    finally:
+        os._exit(FAILED)
+
+
+def complain(what: str) -> None:
+    """Say what went wrong where the launcher reads it."""
+    os.write(STATUS_AT, COMPLAINT + what.encode() + b"\n")
+
+
+def stop_being_root(user: int) -> None:
+    """Be this user and its group alone, for good.  Raises `RootKept`."""
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    except OSError as refused:
+        raise RootKept(f"uid 0 and become {user}: {refused.strerror}") from refused
+
+
+def _as_a_program_starts() -> None:
+    """Undo what Python did to signals, which a program would inherit, and leave the launcher's session."""
+    signal.set_wakeup_fd(-1)
+    for each in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(each, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o022)
+
+
+def _limit(bounds: Bounds, *, alone: bool) -> None:
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_CPU: math.ceil(bounds.cpu_us / 1_000_000) + 1,
+        resource.RLIMIT_FSIZE: max(bounds.disk_bytes, bounds.artifact_bytes) + ROOM_OVER_DISK,
+        resource.RLIMIT_STACK: 8 * MIB,
+        resource.RLIMIT_MEMLOCK: 64 << 10,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 64,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+    }
+    if alone:
+        limits[resource.RLIMIT_NPROC] = bounds.tasks
+    for what, value in limits.items():
+        most = resource.getrlimit(what)[1]
+        within = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(what, (within, within))
+    # Where the whole machine runs out of memory, a run goes first.
+    Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _set_aside(descriptors: Descriptors) -> None:
+    aside = [(fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, ASIDE), at) for each, at in descriptors.places()]
+    for each, at in aside:
+        os.dup2(each, at, inheritable=True)
+    os.closerange(FILTER_AT if descriptors.filter is None else FILTER_AT + 1, os.sysconf("SC_OPEN_MAX"))

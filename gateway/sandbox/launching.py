@@ -1,0 +1,239 @@
+"""The launcher at work: what the node asks for, done; what may not go on, ended.
+
+Standard library only, one thread (`launcher`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gateway.sandbox import bubblewrap, cgroups
+from gateway.sandbox.cgroups import Cgroups, MechanismMissing
+from gateway.sandbox.dead_mans_switch import DeadMansSwitch
+from gateway.sandbox.event_loop import EventLoop
+from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl
+from gateway.sandbox.launched_run import LaunchedRun, Place
+from gateway.sandbox.launcher_messages import (
+    LONGEST,
+    MOST_DESCRIPTORS,
+    Clear,
+    Failed,
+    Message,
+    Release,
+    Settings,
+    Spawn,
+    Stop,
+    Unfit,
+    Up,
+    message_of,
+    packet,
+)
+from gateway.sandbox.rehearsal import rehearse
+
+
+class NotFit(Exception):
+    """No launcher can work here; `unfit` says why."""
+
+    def __init__(self, reason: str, detail: str, fix: str) -> None:
+        super().__init__(reason)
+        self.unfit = Unfit(reason, detail, fix)
+
+
+def launch(node: socket.socket, settings: Settings) -> int:
+    """Do what the node asks for until it is gone; returns 0, or 1 where this machine is not fit."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        launcher = Launcher(node, settings)
+    except NotFit as why:
+        with contextlib.suppress(OSError):
+            node.send(packet(why.unfit))
+        return 1
+    launcher.serve()
+    return 0
+
+
+class Launcher:
+    """One launcher: making it finds out whether it can work here, `serve` works."""
+
+    def __init__(self, node: socket.socket, settings: Settings) -> None:
+        """Raises `NotFit`."""
+        self._node = node
+        self._settings = settings
+        self._root = os.geteuid() == 0
+        self._slots = settings.slots if self._root else 1
+        self._runs: dict[str, LaunchedRun] = {}
+        self._loop = EventLoop()
+        program = _program(Path(settings.bubblewrap))
+        found = _cgroups()
+        swept = found.sweep(settings.prefix)
+        if swept.left:
+            _not_fit(
+                "sandbox.leftovers",
+                f"of an earlier run there are still {', '.join(map(str, swept.left))}",
+                "end the processes in there and remove the directories, or start the machine anew",
+            )
+        # A launcher that follows at once has names of its own, so the switch of this one does not end its runs.
+        generation = f"{settings.prefix}-{os.urandom(3).hex()}"
+        self._place = Place(program.path, _image(Path(settings.image)), found, self._loop, generation)
+        self._switch = DeadMansSwitch(found, generation)
+        self._loop.on_exit(self._switch.pid, lambda _: self._end("its dead man's switch is gone"))
+        self._rehearse(program.version)
+        self._say(Up(program.version, found.kind, self._slots, len(swept.removed)), ())
+
+    def _user(self, slot: int) -> int | None:
+        return self._settings.first_uid + slot if self._root else None
+
+    def _rehearse(self, version: str) -> None:
+        if self._root and self._settings.first_uid < 1:
+            _not_fit("sandbox.launcher_root_uid", "slots would run as uid 0", "set `first_uid` to a uid beyond 0")
+        failed = rehearse(self._place, self._user(0))
+        if failed is not None:
+            self._put_away()
+            _not_fit(failed.reason, f"bubblewrap {version}: {failed.detail}", failed.fix)
+
+    def serve(self) -> None:
+        """Work until the node is gone, or SIGTERM comes; then nothing is left."""
+        self._loop.on_reaped(self._look_at_ending)
+        self._loop.on_terminate(lambda: self._end("SIGTERM"))
+        self._loop.watch(self._node.fileno(), self._hear)
+        # What is there now stays there: children share the pages as long as nobody counts references in them.
+        gc.collect()
+        gc.freeze()
+        self._loop.run()
+        self._put_away()
+
+    def _put_away(self) -> None:
+        # All is begun before any of it is waited for; a run's release is let go of only after that.
+        for run in self._runs.values():
+            if run.group is not None:
+                run.group.kill(within=0)
+        for run in self._runs.values():
+            run.abandon()
+        self._place.cgroups.sweep(self._place.prefix)
+        self._switch.end()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._switch.pid, 0)
+
+    def _end(self, why: str) -> None:
+        sys.stderr.write(f"launcher: ends: {why}\n")
+        self._loop.stop()
+
+    def _look_at_ending(self) -> None:
+        for run in tuple(self._runs.values()):
+            run.look_whether_over()
+
+    def _hear(self) -> None:
+        try:
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            said, descriptors, told, _ = socket.recv_fds(self._node, LONGEST, MOST_DESCRIPTORS, flags)
+        except BlockingIOError:
+            return
+        except OSError as gone:
+            self._end(f"the node is gone: {gone.strerror}")
+            return
+        try:
+            if not said:
+                self._end("the node is gone")
+            elif told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                self._end("the node said more than it may")
+            else:
+                self._do(message_of(said), descriptors)
+        except ValueError as odd:
+            self._end(f"the node said what is no message: {odd}")
+        finally:
+            for each in descriptors:
+                os.close(each)
+
+    def _do(self, message: Message, descriptors: Sequence[int]) -> None:
+        if isinstance(message, Spawn):
+            self._spawn(message, descriptors)
+            return
+        # A run that has failed meanwhile is not known any more, and needs nothing.
+        run = self._runs.get(message.run) if isinstance(message, Release | Stop | Clear) else None
+        if run is not None and isinstance(message, Release):
+            run.release()
+        elif run is not None and isinstance(message, Stop):
+            run.stop(message.reason)
+        elif run is not None:
+            run.clear()
+
+    def _spawn(self, asked: Spawn, descriptors: Sequence[int]) -> None:
+        wrong = self._why_not(asked, descriptors)
+        if wrong:
+            self._say(Failed(asked.run, "sandbox.spawn_refused", wrong), ())
+            return
+        *streams, command, filter_ = descriptors
+        os.lseek(filter_, 0, os.SEEK_SET)
+        run = LaunchedRun(
+            asked,
+            self._place,
+            user=self._user(asked.slot),
+            send=self._say,
+            gone=lambda: self._runs.pop(asked.run, None),
+        )
+        self._runs[asked.run] = run
+        run.start(streams, command, filter_)
+
+    def _why_not(self, asked: Spawn, descriptors: Sequence[int]) -> str | None:
+        if len(descriptors) != MOST_DESCRIPTORS:
+            return f"{len(descriptors)} descriptors instead of {MOST_DESCRIPTORS}"
+        if not 0 <= asked.slot < self._slots:
+            return f"there is no slot {asked.slot}"
+        if asked.run in self._runs or any(run.asked.slot == asked.slot for run in self._runs.values()):
+            return f"slot {asked.slot} has a run, or there is one of that name"
+        size = os.fstat(descriptors[-1]).st_size
+        if size == 0 or size % 8:
+            return "the filter is no program"
+        return None
+
+    def _say(self, message: Message, descriptors: Sequence[int]) -> None:
+        """Tell the node; one that does not listen is gone."""
+        try:
+            socket.send_fds(self._node, [packet(message)], descriptors, socket.MSG_DONTWAIT)
+        except OSError as deaf:
+            self._end(f"the node does not listen: {deaf.strerror}")
+
+
+def _program(path: Path) -> bubblewrap.Program:
+    fix = "install bubblewrap (Debian: `apt-get install bubblewrap`), and name it in `[sandbox]` where it is elsewhere"
+    try:
+        program = bubblewrap.examine(path)
+    except OSError as absent:
+        _not_fit("sandbox.bwrap_missing", f"{path}: {absent.strerror}", fix)
+    except ValueError as odd:
+        _not_fit("sandbox.bwrap_missing", str(odd), fix)
+    if program.too_old:
+        _not_fit("sandbox.bwrap_too_old", f"{path} is bubblewrap {program.version}", "use version 0.8 or later")
+    if program.setuid:
+        _not_fit(
+            "sandbox.bwrap_setuid",
+            f"{path} takes another user's rights",
+            f"`chmod u-s,g-s {path}`, and allow user namespaces",
+        )
+    return program
+
+
+def _cgroups() -> Cgroups:
+    try:
+        return cgroups.find()
+    except MechanismMissing as missing:
+        first = missing.findings[0]
+        _not_fit(first.reason, f"{first.fact}: {first.consequence}", first.fix)
+
+
+def _image(path: Path) -> list[str]:
+    try:
+        return bubblewrap.image_arguments(path)
+    except OSError as absent:
+        _not_fit("sandbox.image_missing", f"{path}: {absent.strerror}", "gateway sandbox build")
+
+
+def _not_fit(reason: str, detail: str, fix: str) -> NoReturn:
+    raise NotFit(reason, detail, fix) from None

@@ -1,0 +1,124 @@
+"""A released run watched: its processor time, its memory, its time from start to end, and its command's own status.
+
+Standard library only: the launcher imports this.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from gateway.sandbox.cgroup_files import CPU_PERIOD_US, Descriptor, fields
+from gateway.sandbox.cgroups import Group
+from gateway.sandbox.event_loop import EventLoop, Moment
+from gateway.sandbox.kernel_calls import exit_status
+from gateway.sandbox.launcher_messages import Bounds
+from gateway.sandbox.outside_check import status_of
+
+CORES = os.cpu_count() or 1
+SOONEST_S = 0.001
+GROWTH = 4 << 30
+"""Bytes a second that memory grows by at most, reckoned high: how soon the next look has to be."""
+SOONEST_LOOK_S, LATEST_LOOK_S = 0.005, 0.05
+COUNTED_LATE = 64 * 4096 * CORES
+"""Bytes that a group's figures of memory may be behind one another: the kernel's batches, one a core."""
+FIRST_SEARCH_S, LAST_SEARCH_S = 0.0005, 0.1
+
+
+class RunWatch:
+    """Stops a run at the first bound that it passes; begins when it is made, ends with `finish`."""
+
+    def __init__(self, group: Group, bounds: Bounds, loop: EventLoop, init: int, stop: Callable[[str], None]) -> None:
+        """`stop` is called with one of `outcome.Stop`."""
+        self.stopped: str | None = None
+        self._group = group
+        self._bounds = bounds
+        self._loop = loop
+        self._stop = stop
+        self._init = init
+        self._command = Descriptor(-1)
+        self._began = time.monotonic()
+        self._cpu_before_us = group.cpu_us()
+        self._timers: dict[Callable[[], None], Moment] = {}
+        self._oom = group.oom_events
+        if self._oom is not None:
+            loop.watch(self._oom, self._look_for_oom)
+        self._next(bounds.wall_us / 1_000_000, self._wall_passed)
+        self._look_at_cpu()
+        self._look_at_memory()
+        self._search_after = FIRST_SEARCH_S
+        self._next(self._search_after, self._search_command)
+
+    def cpu_us(self) -> int:
+        """Return the processor time since the release, in microseconds."""
+        return self._group.cpu_us() - self._cpu_before_us
+
+    def finish(self) -> int:
+        """Watch no more, and return the time since the release, in microseconds."""
+        if self._oom is not None:
+            self._loop.unwatch(self._oom)
+            self._oom = None
+        for each in self._timers.values():
+            each.cancel()
+        return round((time.monotonic() - self._began) * 1_000_000)
+
+    def command_status(self) -> int | None:
+        """Return the wait(2) status of the command itself, once it is over; None where the kernel does not tell."""
+        if self._command.fileno() < 0:
+            return None
+        status = exit_status(self._command.fileno())
+        self._command.close()
+        return status
+
+    def _next(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers[call] = self._loop.after(seconds, call)
+
+    def _wall_passed(self) -> None:
+        self._stop("wall")
+
+    def _look_at_cpu(self) -> None:
+        left = self._bounds.cpu_us - self.cpu_us()
+        if left <= 0:
+            self._stop("cpu")
+            return
+        # It has one core, but within a period of the kernel's it may run ahead on all of them.
+        soonest = max(left / CORES, left - 2 * CPU_PERIOD_US) / 1_000_000
+        self._next(max(soonest, SOONEST_S), self._look_at_cpu)
+
+    def _look_at_memory(self) -> None:
+        most = self._bounds.memory_bytes
+        used = self._group.memory()
+        if used > most:
+            used -= files_in_memory(self._group) + COUNTED_LATE
+        if used > most or (self._oom is None and self._group.oom_seen()):
+            self._stop("memory")
+            return
+        self._next(min(max((most - used) / GROWTH, SOONEST_LOOK_S), LATEST_LOOK_S), self._look_at_memory)
+
+    def _look_for_oom(self) -> None:
+        if self._group.oom_seen():
+            self._stop("memory")
+
+    def _search_command(self) -> None:
+        """Take hold of the command, the first child of the sandbox's init, for its status when it is over."""
+        try:
+            with open(f"/proc/{self._init}/task/{self._init}/children", "rb") as file:  # noqa: PTH123 - unlike Path, no decoding
+                children = file.read().split()
+            if children and status_of(int(children[0]))["NSpid"].split()[-1] == "2":
+                self._command = Descriptor(os.pidfd_open(int(children[0])))
+                return
+        except OSError:
+            return
+        self._search_after *= 2
+        if self._search_after < LAST_SEARCH_S:
+            self._next(self._search_after, self._search_command)
+
+
+def files_in_memory(group: Group) -> int:
+    """Return the bytes charged to a group for files: what it wrote, and pages of the image that it was first to read.
+
+    Neither is memory that its processes have.
+    """
+    told = fields(group.files, group.oom_watched.with_name("memory.stat"))
+    return told.get("total_cache", told.get("file", 0))

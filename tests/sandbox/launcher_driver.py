@@ -1,0 +1,343 @@
+"""A launcher driven from a test, one message after the other: the node's end of the socket, without a loop.
+
+    with pinned_image() as image, launcher(image) as driver:
+        ran = driver.run(["node", "-e", "console.log(1)"])
+        assert (ran.stdout, ran.ended.exit_code) == (b"1\\n", 0)
+
+`run` goes the whole way; `spawn`, `release`, `stop`, `ended` and `clear` go it step by step, several runs at a time.
+Every wait is bounded.  A launcher that was killed is given back by `gone`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.sandbox import launcher as launcher_program
+from gateway.sandbox.cgroups import Cgroups, find
+from gateway.sandbox.image import closed_to_others, load_lock
+from gateway.sandbox.image_building import build, remove_tree
+from gateway.sandbox.image_refusal import PinGone
+from gateway.sandbox.launcher_messages import (
+    LONGEST,
+    Bounds,
+    Clear,
+    Cleared,
+    Ended,
+    Failed,
+    Message,
+    Ready,
+    Release,
+    Settings,
+    Spawn,
+    Stop,
+    Unfit,
+    Up,
+    message_of,
+    packet,
+)
+from gateway.sandbox.seccomp import load_filter
+from tests.sandbox.in_groups import a_prefix, unavailable
+
+BUBBLEWRAP = shutil.which("bwrap") or ""
+KEPT_DOWNLOADS = Path(__file__).parents[2] / ".gateway" / "sandbox-downloads"
+FIRST_UID = 64400
+WAIT_S = 20.0
+MIB = 1 << 20
+ROOMY = Bounds(
+    cpu_us=5_000_000,
+    memory_bytes=256 * MIB,
+    host_bytes=321 * MIB,
+    tasks=258,
+    disk_bytes=64 * MIB,
+    artifact_bytes=MIB,
+    wall_us=10_000_000,
+    single=False,
+)
+M = TypeVar("M", bound=Message)
+
+
+def bounded(**bounds: int) -> Bounds:
+    """Return roomy bounds but for these; the host's follow those of memory, disk and artifacts."""
+    with_these = replace(ROOMY, **bounds)
+    if "host_bytes" in bounds:
+        return with_these
+    return replace(with_these, host_bytes=with_these.memory_bytes + with_these.disk_bytes + with_these.artifact_bytes)
+
+
+def require_a_sandbox() -> None:
+    """Skip where no sandbox can be had, but not in CI."""
+    if os.geteuid() != 0:
+        unavailable("only root gives each slot a user of its own")
+    if not BUBBLEWRAP:
+        unavailable("bubblewrap is not installed (apt-get install bubblewrap)")
+
+
+@contextmanager
+def pinned_image() -> Iterator[Path]:
+    """Build the pinned image where the users of slots may enter, and remove it afterwards."""
+    place = Path(tempfile.mkdtemp(prefix="gateway-image-"))
+    try:
+        place.chmod(0o755)
+        if closed := closed_to_others(place):
+            unavailable(f"other users may not enter {closed}")
+        try:
+            yield build(place, load_lock(), downloads=KEPT_DOWNLOADS).image.path
+        except PinGone as gone:
+            unavailable(str(gone))
+    finally:
+        for each in place.iterdir():
+            if each.is_dir():
+                remove_tree(each)
+        shutil.rmtree(place)
+
+
+@dataclass
+class Run:
+    """One run as the test holds it: the pipes, what came of them, and what the launcher said."""
+
+    name: str
+    stdin: int
+    ready: Ready | None = None
+    scratch: int = -1
+    out: int = -1
+    _read: dict[int, bytearray] = field(default_factory=dict)
+    _readers: list[threading.Thread] = field(default_factory=list)
+    ended: Ended | None = None
+    cleared: Cleared | None = None
+    failed: Failed | None = None
+
+    def read(self, *descriptors: int) -> None:
+        """Read these in threads of their own until their end."""
+        for each in descriptors:
+            self._read[each] = bytearray()
+            reader = threading.Thread(target=self._drain, args=(each,), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _drain(self, descriptor: int) -> None:
+        while chunk := os.read(descriptor, 1 << 16):
+            self._read[descriptor] += chunk
+        os.close(descriptor)
+
+    def _all(self, which: int) -> bytes:
+        for each in self._readers:
+            each.join(WAIT_S)
+            assert not each.is_alive(), "its output has no end"
+        return bytes(list(self._read.values())[which])
+
+    @property
+    def stdout(self) -> bytes:
+        """All it wrote to standard output; waits for its end."""
+        return self._all(0)
+
+    @property
+    def stderr(self) -> bytes:
+        """All it wrote to standard error; waits for its end."""
+        return self._all(1)
+
+    def so_far(self) -> bytes:
+        """What it wrote to standard output until now."""
+        return bytes(next(iter(self._read.values())))
+
+    def told(self) -> Ended:
+        """How it ended, which must be known by now."""
+        assert self.ended is not None
+        return self.ended
+
+    def close(self) -> None:
+        """Let go of its descriptors."""
+        for each in (self.scratch, self.out, self.stdin):
+            if each >= 0:
+                os.close(each)
+        self.scratch = self.out = self.stdin = -1
+
+
+class Driver:
+    """The node's end of one launcher."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, cgroups: Cgroups, prefix: str) -> None:
+        self.process = process
+        self.prefix = prefix
+        self.cgroups = cgroups
+        self.up: Up | Unfit | None = None
+        self._end = end
+        self._end.settimeout(WAIT_S)
+        self._heard: deque[tuple[Message, list[int]]] = deque()
+
+    def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message."""
+        socket.send_fds(self._end, [packet(message)], descriptors)
+
+    def hear(self) -> tuple[Message, list[int]]:
+        """Return the next message, whatever it is.  Raises `EOFError` at the end of the launcher."""
+        said, descriptors, _, _ = socket.recv_fds(self._end, LONGEST, 8, socket.MSG_CMSG_CLOEXEC)
+        if not said:
+            raise EOFError("the launcher is gone")
+        return message_of(said), descriptors
+
+    def expect(self, kind: type[M], run: str) -> tuple[M, list[int]]:
+        """Return the next message of this run, which has to be of this kind; those of other runs are kept."""
+        kept: deque[tuple[Message, list[int]]] = deque()
+        while True:
+            message, descriptors = self._heard.popleft() if self._heard else self.hear()
+            if getattr(message, "run", None) == run:
+                self._heard = kept + self._heard
+                assert isinstance(message, kind), message
+                return message, descriptors
+            kept.append((message, descriptors))
+
+    def begin(
+        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+    ) -> Run:
+        """Ask for a run; `stdin` of None leaves the pipe open.  Says nothing of how that goes on."""
+        run = Run(f"run-{secrets.token_hex(4)}", -1)
+        stdin_r, stdin_w = os.pipe()
+        stdout_r, stdout_w = os.pipe()
+        stderr_r, stderr_w = os.pipe()
+        argv = os.memfd_create("command")
+        os.write(argv, b"".join(os.fsencode(each) + b"\0" for each in command))
+        filter_ = os.memfd_create("filter")
+        os.write(filter_, load_filter(platform.machine(), single=bounds.single).program)
+        theirs = [stdin_r, stdout_w, stderr_w, argv, filter_]
+        self.say(Spawn(run.name, slot, bounds), theirs)
+        for each in theirs:
+            os.close(each)
+        run.read(stdout_r, stderr_r)
+        if stdin is None:
+            run.stdin = stdin_w
+        else:
+            threading.Thread(target=_write, args=(stdin_w, stdin), daemon=True).start()
+        return run
+
+    def spawn(
+        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+    ) -> Run:
+        """Ask for a run and wait until it is ready."""
+        run = self.begin(command, bounds, stdin=stdin, slot=slot)
+        run.ready, (run.scratch, run.out) = self.expect(Ready, run.name)
+        return run
+
+    def release(self, run: Run) -> None:
+        """Let its command be executed."""
+        self.say(Release(run.name))
+
+    def stop(self, run: Run, reason: str = "cancelled") -> None:
+        """End it."""
+        self.say(Stop(run.name, reason))
+
+    def ended(self, run: Run) -> Ended:
+        """Wait until every process of it is dead."""
+        run.ended, _ = self.expect(Ended, run.name)
+        return run.ended
+
+    def failed(self, run: Run) -> Failed:
+        """Wait until it is told that it never ran."""
+        run.failed, _ = self.expect(Failed, run.name)
+        run.close()
+        return run.failed
+
+    def clear(self, run: Run) -> Cleared:
+        """Have it removed."""
+        run.close()
+        self.say(Clear(run.name))
+        run.cleared, _ = self.expect(Cleared, run.name)
+        return run.cleared
+
+    def run(
+        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+    ) -> Run:
+        """Go the whole way, and fail where anything is left."""
+        run = self.spawn(command, bounds, stdin=stdin, slot=slot)
+        self.release(run)
+        assert self.ended(run).processes == 0
+        cleared = self.clear(run)
+        assert (cleared.mounts, cleared.cgroups) == (0, 0)
+        return run
+
+    def hang_up(self) -> None:
+        """Close the node's end, as a node that dies does."""
+        self._end.close()
+
+    def gone(self) -> int:
+        """Wait for the launcher's end and return its exit code."""
+        return self.process.wait(WAIT_S)
+
+    def close(self) -> None:
+        """End the launcher, and remove what it left: nothing, unless it was killed."""
+        self.hang_up()
+        try:
+            self.gone()
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGKILL)
+            self.gone()
+            raise
+        finally:
+            self.cgroups.sweep(self.prefix)
+
+
+@contextmanager
+def launcher(
+    image: Path, *, slots: int = 2, prefix: str = "", bubblewrap: str = "", before: Sequence[str] = ()
+) -> Iterator[Driver]:
+    """Start a launcher, `before` being a command that it is started by, wait for what it says first, and end it."""
+    settings = Settings(str(image), bubblewrap or BUBBLEWRAP, prefix or a_prefix(), FIRST_UID, slots)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = [sys.executable, "-I", "-S", str(launcher_program.PROGRAM), json.dumps(asdict(settings))]
+    process = subprocess.Popen([*before, *program], stdin=theirs, env={})
+    theirs.close()
+    driver = Driver(process, ours, find(), settings.prefix)
+    try:
+        up, _ = driver.hear()
+        assert isinstance(up, Up | Unfit)
+        driver.up = up
+        yield driver
+    finally:
+        driver.close()
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with suppress(BrokenPipeError):
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    os.close(descriptor)
+
+
+def uids_alive(first: int = FIRST_UID, slots: int = 2) -> list[int]:
+    """Return the processes of the slots' users that live, zombies left out: seen in /proc, not by the launcher."""
+    alive = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            with suppress(OSError):
+                told = (each / "status").read_text()
+                user = int(told.split("\nUid:\t")[1].split()[0])
+                if first <= user < first + slots and "\nState:\tZ" not in told:
+                    alive.append(int(each.name))
+    return alive
+
+
+def none_alive(within: float = 1.0) -> bool:
+    """Return True as soon as no process of a slot's user lives, False when one still does so many seconds later."""
+    until = time.monotonic() + within
+    while uids_alive():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
