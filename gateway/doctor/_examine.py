@@ -18,6 +18,7 @@ from gateway.doctor._listeners import listeners
 from gateway.doctor._machine import machine
 from gateway.doctor._models import models
 from gateway.doctor._payment import payment
+from gateway.doctor._sandbox import sandbox
 from gateway.doctor._search import search
 
 
@@ -36,6 +37,7 @@ async def examine(config_path: Path | None) -> Examination:
         checks += examined.checks
         alive = examined.alive
     checks += listeners(configuration, alive)
+    checks += sandbox(configuration, alive)
     async with open_runtime() as runtime:
         call = Caller(await runtime.start("upstream", upstream))
         checks += await payment(configuration, call, time.time())
