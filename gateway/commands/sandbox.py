@@ -1,4 +1,4 @@
-"""`gateway sandbox`: the runtime image that sold commands run in, built and verified."""
+"""`gateway sandbox`: the runtime image that sold commands run in, built and verified, and the host looked at."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ IMAGES: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="Where images stand; without it /var/lib/gateway-sandbox as root, else sandbox-images in the data directory.",
 )
+GRADES = {"fine": "ok", "note": "note", "closes": "CLOSED"}
 
 
 @click.group()
 def sandbox() -> None:
-    """Build and verify the pinned image that the sandbox runs commands in."""
+    """Build and verify the pinned image that the sandbox runs commands in, and check the host."""
 
 
 @sandbox.command()
@@ -75,6 +76,38 @@ def verify(config_path: Path | None, images: Path | None, *, as_json: bool) -> N
         lock = load_lock()
         image = verify_image(locate(_directory(config_path, images), lock), lock)
         _tell(image, {}, as_json=as_json)
+
+
+@sandbox.command()
+@CONFIG
+@IMAGES
+@JSON
+def check(config_path: Path | None, images: Path | None, *, as_json: bool) -> None:
+    """Look at all that a run needs of this machine: what was found, what follows and the exact fix.
+
+    Nothing is changed. Exit code 1 when something closes the sandbox.
+    """
+    with exit_codes():
+        import attrs
+
+        from gateway.config import load
+        from gateway.sandbox.host import examine
+        from gateway.sandbox_settings import wanted_of
+
+        wanted = wanted_of(load(config_path))
+        host = examine(attrs.evolve(wanted, images=images.absolute()) if images else wanted)
+        if as_json:
+            printing.document({"ok": not host.closing, "facts": [each.as_json() for each in host.facts]})
+        else:
+            printing.table(
+                ("", "of", "found", "reason"),
+                [(GRADES[each.grade], each.name, each.fact, each.reason) for each in host.facts],
+            )
+            for each in host.facts:
+                if each.consequence:
+                    click.echo(f"\n{each.name}: {each.consequence}. Fix: {each.fix}")
+        if host.closing:
+            leave(CHECK_FAILED)
 
 
 def _directory(config_path: Path | None, images: Path | None) -> Path:

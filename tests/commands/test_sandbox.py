@@ -8,8 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from gateway.sandbox import host as host_module
 from gateway.sandbox import image as image_module
+from gateway.sandbox.host import Machine
 from gateway.sandbox.image import host_link
+from tests.sandbox.fake_host import a_machine
 from tests.sandbox.fake_image import FakePins, fake_pins
 
 
@@ -106,3 +109,51 @@ def test_images_stand_in_the_data_directory_of_a_node_that_is_not_root(
 
 def test_a_configuration_that_cannot_be_read_ends_with_2(pins: FakePins) -> None:
     assert run("verify", "--config", "/nowhere/gateway.toml").exit_code == 2
+
+
+@pytest.fixture
+def machine(tmp_path: Path, pins: FakePins, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A sound machine in place of this one."""
+    machine = a_machine(tmp_path / "machine", lock=lambda: pins.lock)
+    monkeypatch.setattr(host_module, "Machine", lambda: machine)
+    monkeypatch.setattr(host_module, "closed_to_others", lambda path: None)
+    return machine
+
+
+def test_check_of_a_machine_with_everything_is_a_table_and_ends_with_0(
+    images: Path, pins: FakePins, machine: Machine
+) -> None:
+    build(images, pins)
+    told = run("check", "--images", images)
+    assert told.exit_code == 0, told.output
+    rows = told.stdout.splitlines()
+    assert rows[0].split() == ["of", "found", "reason"]
+    assert {row.split()[0] for row in rows[1:]} == {"ok"}
+    assert "Fix: " not in told.stdout
+    assert any(pins.lock.digest in row for row in rows)
+
+
+def test_check_names_what_closes_the_sandbox_with_reason_and_fix_and_ends_with_1(
+    images: Path, machine: Machine
+) -> None:
+    (machine.cgroups / "cgroup.controllers").write_text("cpu pids\n")
+    told = run("check", "--images", images)
+    assert told.exit_code == 1
+    closed = [row.rstrip() for row in told.stdout.splitlines() if row.startswith("CLOSED")]
+    assert [row.split()[1] for row in closed] == ["cgroups", "image"]
+    assert closed[0].endswith("sandbox.memory_controller_missing")
+    assert (
+        f"\nimage: there is nothing to run a command in. Fix: `gateway sandbox build --images {images}`\n"
+        in told.stdout
+    )
+    document = json.loads(run("check", "--images", images, "--json").stdout)
+    assert document["ok"] is False
+    closing = {each["reason"]: each for each in document["facts"] if each["grade"] == "closes"}
+    assert set(closing) == {"sandbox.memory_controller_missing", "sandbox.image_missing"}
+    assert closing["sandbox.image_missing"]["fix"] == f"`gateway sandbox build --images {images}`"
+
+
+def test_check_takes_the_directory_of_images_from_the_configuration(tmp_path: Path, machine: Machine) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'[node]\ndata_dir = "{tmp_path}/data"\n[sandbox]\nimage = "{tmp_path}/elsewhere"\n')
+    assert f"no image of the sandbox in {tmp_path}/elsewhere" in run("check", "--config", config, "--json").stdout
