@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+from gateway.sandbox import artifacts
 from gateway.sandbox.artifacts import Artifact, Listing, Skip
-from gateway.sandbox.canaries import BY_NAME, CANARIES, GIVEN, SLACK, SMALL, said
+from gateway.sandbox.bubblewrap import image_arguments
+from gateway.sandbox.canaries import BY_NAME, CANARIES, GIVEN, SLACK, SMALL, Canary, said
+from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.limits import fits
-from gateway.sandbox.outcome import Cleanup, Denials, Ending, Outcome, Usage
+from gateway.sandbox.outcome import Cleanup, Denials, Ending, Evidence, Outcome, Stop, Usage, decide
 from gateway.sandbox.output_text import Text
 from gateway.sandbox.request import SandboxRequest, check
 from gateway.sandbox.run_result import RunResult
+from tests.sandbox.launcher_driver import BUBBLEWRAP, Driver, Run, launcher, pinned_image, require_a_sandbox
 
 NOTHING = Text(b"", truncated=False)
 PLAIN = RunResult(
@@ -175,7 +184,12 @@ def test_a_judge_is_not_content_with_a_run_that_says_nothing_of_it(name: str, wr
         (
             "memory",
             {"usage": using(peak_memory_bytes=SMALL.host_bytes + SLACK + 1)},
-            f"peak_memory_bytes is {SMALL.host_bytes + SLACK + 1}, not 0 to {SMALL.host_bytes + SLACK}",
+            f"peak_memory_bytes is {SMALL.host_bytes + SLACK + 1}, not {2**26} to {SMALL.host_bytes + SLACK}",
+        ),
+        (
+            "memory",
+            {"usage": using(peak_memory_bytes=2**26 - 1)},
+            f"peak_memory_bytes is {2**26 - 1}, not {2**26} to {SMALL.host_bytes + SLACK}",
         ),
         ("tasks", {"denials": Denials(0, 0)}, "the kernel counts no denied task"),
         ("tasks", {"usage": using(processes_peak=35)}, "processes_peak is 35, not 0 to 34"),
@@ -253,3 +267,118 @@ def test_canaries_are_told_apart_and_closed_for_by_their_names() -> None:
     assert set(PROVED) == set(BY_NAME)
     assert BY_NAME["network"].reason == "sandbox.canary_network"
     assert BY_NAME["artifacts"].stdin == GIVEN
+
+
+# -- on the kernel and the bubblewrap at hand --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Path]:
+    require_a_sandbox()
+    with pinned_image() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def driver(image: Path) -> Iterator[Driver]:
+    with launcher(image) as started:
+        yield started
+
+
+@pytest.mark.parametrize("canary", CANARIES, ids=lambda canary: canary.name)
+def test_the_sandbox_of_this_machine_is_proved(driver: Driver, canary: Canary) -> None:
+    assert canary.judge(whole_run(driver, canary)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("identity", 'capabilities is "2'),
+        ("writes", '/ is "done"'),
+        ("execution", '/out/elf is "ENOENT"; /out/script is "ran, 0"; /scratch/elf is "ENOENT"; '),
+        ("network", 'listener is "listening"; tcp4 is "ECONNREFUSED"; '),
+        ("tasks", "it ended otherwise: outcome exited, exitCode 0; it wrote '64 threads more were made"),
+        ("single", 'child is "ran"'),
+        ("disk", "stopped is null; written is 4194304"),
+    ],
+)
+def test_a_sandbox_without_its_mechanisms_is_found_out(image: Path, name: str, found: str) -> None:
+    seen = BY_NAME[name].judge(run_in_a_weak_sandbox(image, BY_NAME[name]))
+    assert seen is not None
+    assert seen.startswith(found)
+
+
+def whole_run(driver: Driver, canary: Canary) -> RunResult:
+    limits = canary.limits
+    bounds = Bounds(
+        limits.cpu_millis * 1000,
+        limits.memory_bytes,
+        limits.host_bytes,
+        limits.tasks,
+        limits.disk_bytes,
+        limits.artifact_bytes,
+        limits.wall_time_ms * 1000,
+        limits.single,
+    )
+    run = driver.spawn(canary.command, bounds, stdin=canary.stdin)
+    driver.release(run)
+    if canary.name == "output":
+        stop_at_its_output_limit(driver, run, limits.output_bytes)
+    told = driver.ended(run)
+    listing = artifacts.listing(run.out, artifacts.Bounds(limits.artifact_bytes))
+    disk = os.fstatvfs(run.scratch)
+    cleared = driver.clear(run)
+    stopped = None if told.stopped is None else Stop(told.stopped)
+    evidence = Evidence(
+        stopped, told.exit_code, told.sandbox_status, told.oom_kills or 0, told.cpu_us, told.command_status
+    )
+    kept = run.stdout[: limits.output_bytes]
+    return RunResult(
+        decide(evidence, limits),
+        Text(kept, truncated=len(run.stdout) > len(kept)),
+        Text(run.stderr, truncated=False),
+        listing,
+        Usage(
+            told.cpu_us // 1000,
+            told.peak_memory,
+            told.peak_tasks,
+            told.wall_us // 1000,
+            (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            len(kept),
+            listing.total_bytes,
+        ),
+        Denials(told.task_denials, told.oom_kills),
+        Cleanup(told.processes, cleared.mounts, cleared.cgroups),
+        setup_ms=0,
+    )
+
+
+def stop_at_its_output_limit(driver: Driver, run: Run, most: int) -> None:
+    until = time.monotonic() + 10
+    while len(run.so_far()) <= most:
+        assert time.monotonic() < until, "it writes no more"
+        time.sleep(0.001)
+    driver.stop(run, "output")
+
+
+def run_in_a_weak_sandbox(image: Path, canary: Canary) -> RunResult:
+    """Run a canary in the image alone: root to itself, with the host's network, no filter and no bounds."""
+    weak = ["--unshare-user", "--unshare-pid", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
+    places = [*image_arguments(image), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/scratch", "--tmpfs", "/out"]
+    ran = subprocess.run(
+        [BUBBLEWRAP, *weak, *places, "--chdir", "/scratch", "--", *canary.command],
+        input=canary.stdin,
+        capture_output=True,
+        timeout=30,
+        check=False,
+        env={"PATH": "/usr/bin"},
+        user=64_999,
+        group=64_999,
+        extra_groups=(),
+    )
+    return attrs.evolve(
+        PLAIN,
+        ending=Ending(Outcome.EXITED, ran.returncode),
+        stdout=Text(ran.stdout, truncated=False),
+        stderr=Text(ran.stderr, truncated=False),
+    )
