@@ -6,12 +6,15 @@ user of its own where the launcher is root.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.sandbox.host_machine import Fact, Machine, Wanted, closes, fine, note
 
-CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
-"""What a launcher that is root needs beside its name: to become a slot's user, and to see and end its processes."""
+BECOMES_ANOTHER = {"CAP_SETGID": 6, "CAP_SETUID": 7}
+"""What root needs to make a run another user's."""
+REACHES_ANOTHER = {"CAP_KILL": 5, "CAP_SYS_PTRACE": 19}
+"""What root needs to look into a run, and to end one where the kernel cannot end a group at once."""
+HOW = "systemd: CapabilityBoundingSet=, a container: --cap-add"
 USERS = "users of runs"
 
 
@@ -28,24 +31,30 @@ def launcher(machine: Machine, wanted: Wanted) -> Fact:
             "one run at a time is sold, for two of one user could use up each other's limits",
             "start the node as root, or give its launcher alone that privilege: [sandbox] launcher",
         )
-    lacking = _lacking(machine)
-    if lacking:
+    if lacking := _lacking(machine, BECOMES_ANOTHER):
         return closes(
             name,
             "sandbox.launcher_root_uid",
             f"it is root without {', '.join(lacking)}",
             "it cannot make a run another user's, and as root it makes none",
-            f"give the node {' '.join(lacking)} (systemd: CapabilityBoundingSet=, a container: --cap-add), "
-            "or start it as another user",
+            f"give the node {' '.join(lacking)} ({HOW}), or start it as another user",
+        )
+    if lacking := _lacking(machine, REACHES_ANOTHER):
+        return note(
+            name,
+            "sandbox.launcher_short_of_capabilities",
+            f"it is root without {', '.join(lacking)}",
+            "it may be unable to look into a run, or to end one; the sandbox is closed if it is",
+            f"give the node {' '.join(lacking)} ({HOW})",
         )
     return fine(name, "root, which gives each slot a user of its own")
 
 
-def _lacking(machine: Machine) -> list[str]:
+def _lacking(machine: Machine, needed: Mapping[str, int]) -> list[str]:
     for line in (machine.read("self/status") or "").splitlines():
         if line.startswith("CapEff:"):
             held = int(line.split()[1], 16)
-            return [each for each, bit in CAPABILITIES.items() if not held >> bit & 1]
+            return [each for each, bit in needed.items() if not held >> bit & 1]
     return []
 
 

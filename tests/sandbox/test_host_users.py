@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.host_machine import Grade, Wanted
-from gateway.sandbox.host_users import CAPABILITIES, launcher, slot_users
+from gateway.sandbox.host_users import BECOMES_ANOTHER, REACHES_ANOTHER, launcher, slot_users
 from tests.sandbox.fake_host import WANTED, a_machine
 
 ALL = 0x1FFFFFFFFFF
@@ -21,16 +21,23 @@ def test_root_with_its_capabilities_is_fine(tmp_path: Path) -> None:
 
 
 def test_only_these_capabilities_are_needed(tmp_path: Path) -> None:
-    needed = sum(1 << bit for bit in CAPABILITIES.values())
+    needed = sum(1 << bit for bit in (*BECOMES_ANOTHER.values(), *REACHES_ANOTHER.values()))
     assert launcher(a_machine(tmp_path, files=holding(needed)), WANTED).grade is Grade.FINE
 
 
-@pytest.mark.parametrize("lacking", CAPABILITIES)
+@pytest.mark.parametrize("lacking", BECOMES_ANOTHER)
 def test_root_that_cannot_become_another_user_closes_the_sandbox(tmp_path: Path, lacking: str) -> None:
-    found = launcher(a_machine(tmp_path, files=holding(ALL & ~(1 << CAPABILITIES[lacking]))), WANTED)
+    found = launcher(a_machine(tmp_path, files=holding(ALL & ~(1 << BECOMES_ANOTHER[lacking]))), WANTED)
     assert (found.grade, found.reason) == (Grade.CLOSES, "sandbox.launcher_root_uid")
     assert found.fact == f"it is root without {lacking}"
     assert lacking in found.fix
+
+
+@pytest.mark.parametrize("lacking", REACHES_ANOTHER)
+def test_root_that_may_not_reach_into_a_run_is_a_note(tmp_path: Path, lacking: str) -> None:
+    found = launcher(a_machine(tmp_path, files=holding(ALL & ~(1 << REACHES_ANOTHER[lacking]))), WANTED)
+    assert (found.grade, found.reason) == (Grade.NOTE, "sandbox.launcher_short_of_capabilities")
+    assert (lacking in found.fact, lacking in found.fix) == (True, True)
 
 
 def test_a_node_that_is_not_root_sells_one_run_at_a_time(tmp_path: Path) -> None:
