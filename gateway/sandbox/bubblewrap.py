@@ -69,7 +69,7 @@ def image_arguments(image: Path) -> list[str]:
     with os.scandir(image) as entries:
         for each in sorted(entries, key=lambda entry: entry.name):
             if each.is_symlink():
-                arguments += ["--symlink", os.readlink(each.path), f"/{each.name}"]
+                arguments += ["--symlink", str(Path(each.path).readlink()), f"/{each.name}"]
             else:
                 arguments += ["--ro-bind", each.path, f"/{each.name}"]
     return arguments

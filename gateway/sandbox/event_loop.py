@@ -78,16 +78,17 @@ class EventLoop:
         self._reaped = call
 
     def on_terminate(self, call: Call) -> None:
-        """Call this on SIGTERM."""
+        """Call this on SIGTERM, also one that came before."""
         self._terminated = call
+        if self._term:
+            call()
 
     def stop(self) -> None:
-        """Return from `run` once what is called now returns."""
+        """Return from `run` once what is called now returns, or as soon as it is begun."""
         self._stopped = True
 
     def run(self) -> None:
         """Go on until `stop`."""
-        self._stopped = False
         self.reap()
         while not self._stopped:
             # Not epoll, whose moments are whole milliseconds; there are a few descriptors, and their numbers are low.
@@ -96,6 +97,7 @@ class EventLoop:
                 if call is not None and not self._stopped:
                     call()
             self._call_what_is_due()
+        self._stopped = False
 
     def reap(self) -> None:
         """Reap every child that is over, and tell who waits for it."""

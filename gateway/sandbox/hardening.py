@@ -1,8 +1,8 @@
-"""What bubblewrap cannot do, done to a sandbox while its command is blocked: nothing written can be executed, and
-`/proc` tells of nothing but the sandbox's own processes.
+"""What bubblewrap cannot do, done to a sandbox while its command is blocked.
 
-A forked child enters the sandbox's user and mount namespaces as their owner and mounts anew there.  Standard library
-only: the launcher imports this.  Source: mount(2), proc(5) (`subset=pid`, Linux 5.8).
+Nothing that was written can be executed, and `/proc` tells of nothing but the sandbox's own processes.  A forked child
+enters the sandbox's user and mount namespaces as their owner and mounts anew there.
+Standard library only: the launcher imports this.  Source: mount(2), proc(5) (`subset=pid`, Linux 5.8).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def begin(init: int, *, user: int | None) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if user is not None:
                 stop_being_root(user)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             _harden(init)
             os._exit(0)
         except OSError as refused:

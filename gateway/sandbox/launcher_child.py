@@ -26,6 +26,7 @@ ASIDE = 64
 ROOM_OVER_DISK = 1 << 20
 """A file may seem this much larger than the disk is, so that a full disk says ENOSPC and not EFBIG."""
 MIB = 1 << 20
+SPARE_TASKS = 64
 
 
 class RootKept(Exception):
@@ -69,7 +70,7 @@ def become(
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            os.execve(program, [b"bwrap", b"--args", b"%d" % ARGUMENTS_AT, b"--", *command], {})
+            os.execve(program, [b"bwrap", b"--args", b"%d" % ARGUMENTS_AT, b"--", *command], {})  # noqa: S606
     except RootKept as kept:
         complain(f"sandbox.launcher_root_uid: the launcher cannot stop being {kept}")
     except OSError as refused:
@@ -118,7 +119,8 @@ def _limit(bounds: Bounds, *, alone: bool) -> None:
         resource.RLIMIT_RTPRIO: 0,
     }
     if alone:
-        limits[resource.RLIMIT_NPROC] = bounds.tasks
+        # Beyond the group's own bound, which is to come first: it counts what it denies.
+        limits[resource.RLIMIT_NPROC] = bounds.tasks + SPARE_TASKS
     for what, value in limits.items():
         most = resource.getrlimit(what)[1]
         within = value if most == resource.RLIM_INFINITY else min(value, most)

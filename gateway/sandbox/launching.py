@@ -18,8 +18,9 @@ from gateway.sandbox import bubblewrap, cgroups
 from gateway.sandbox.cgroups import Cgroups, MechanismMissing
 from gateway.sandbox.dead_mans_switch import DeadMansSwitch
 from gateway.sandbox.event_loop import EventLoop
+from gateway.sandbox.held_sandbox import Place
 from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl
-from gateway.sandbox.launched_run import LaunchedRun, Place
+from gateway.sandbox.launched_run import LaunchedRun
 from gateway.sandbox.launcher_messages import (
     LONGEST,
     MOST_DESCRIPTORS,
@@ -112,8 +113,7 @@ class Launcher:
     def _put_away(self) -> None:
         # All is begun before any of it is waited for; a run's release is let go of only after that.
         for run in self._runs.values():
-            if run.group is not None:
-                run.group.kill(within=0)
+            run.kill()
         for run in self._runs.values():
             run.abandon()
         self._place.cgroups.sweep(self._place.prefix)
@@ -127,7 +127,7 @@ class Launcher:
 
     def _look_at_ending(self) -> None:
         for run in tuple(self._runs.values()):
-            run.look_whether_over()
+            run.look_whether_dead()
 
     def _hear(self) -> None:
         try:

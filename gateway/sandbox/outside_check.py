@@ -41,33 +41,39 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
-def faults(init: int, places: Mapping[str, Path], user: int) -> Iterator[str]:
+def faults(init: int, places: Mapping[str, Path], user: int | None) -> Iterator[str]:
     """Tell what is not as it should be with this init of a sandbox: nothing, or why it must not go on.
 
-    `places` are the directories of its group, `user` is the host user that it is to be.  Raises `OSError` where it
-    cannot be looked at.
+    `places` are the directories of its group, `user` is the host user that it was to become (None: who this process
+    is).  Raises `OSError` where it cannot be looked at.
     """
     told = status_of(init)
     yield from (f"{each} is {told[each]}" for each in CAPABILITIES if told[each] != NO_CAPABILITIES)
     if told["NoNewPrivs"] != "1":
         yield "it may gain privileges"
-    for kind in ("Uid", "Gid"):
-        if set(told[kind].split()) != {str(user)}:
-            yield f"{kind} is {told[kind]}"
-    if told["Groups"] not in {"", str(user)}:
-        yield f"it is in the groups {told['Groups']}"
     if told["NSpid"].split()[-1] != "1":
         yield "it is not the first process of its namespace"
-    for kind in ("uid_map", "gid_map"):
-        if _read(f"/proc/{init}/{kind}").split() != [str(USER), str(user), "1"]:
-            yield f"{kind} is {_read(f'/proc/{init}/{kind}')!r}"
+    yield from _faults_of_user(init, told, user)
     for kind in NAMESPACES:
-        if os.readlink(f"/proc/{init}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}"):
+        if Path(f"/proc/{init}/ns/{kind}").readlink() == Path(f"/proc/self/ns/{kind}").readlink():
             yield f"it is in the host's {kind} namespace"
     for directory in dict.fromkeys(places.values()):
         if str(init) not in _read(f"{directory}/cgroup.procs").split():
             yield f"it is not in {directory}"
     yield from mount_faults(_read(f"/proc/{init}/mountinfo"))
+
+
+def _faults_of_user(init: int, told: Mapping[str, str], user: int | None) -> Iterator[str]:
+    wanted = {"Uid": os.geteuid() if user is None else user, "Gid": os.getegid() if user is None else user}
+    for kind, number in wanted.items():
+        if set(told[kind].split()) != {str(number)} or number == 0:
+            yield f"{kind} is {told[kind]}"
+        mapped = _read(f"/proc/{init}/{kind.lower()}_map").split()
+        if mapped != [str(USER), str(number), "1"]:
+            yield f"{kind} is mapped {' '.join(mapped)}"
+    # Without privilege the groups of the launcher's user cannot be left.
+    if user is not None and told["Groups"]:
+        yield f"it is in the groups {told['Groups']}"
 
 
 def mount_faults(mountinfo: str) -> Iterator[str]:

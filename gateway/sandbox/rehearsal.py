@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.sandbox.launched_run import LaunchedRun, Place
+from gateway.sandbox.held_sandbox import Place
+from gateway.sandbox.launched_run import LaunchedRun
 from gateway.sandbox.launcher_messages import Bounds, Failed, Message, Spawn
 
 MIB = 1 << 20
@@ -70,15 +71,14 @@ def rehearse(place: Place, user: int | None) -> FailedRehearsal | None:
             run.stop("cancelled")
 
     run = LaunchedRun(Spawn("rehearsal", 0, BOUNDS), place, user=user, send=heard, gone=lambda: None)
-    place.loop.on_reaped(run.look_whether_over)
+    place.loop.on_reaped(run.look_whether_dead)
     hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     command = os.memfd_create("command", os.MFD_CLOEXEC)
     try:
         os.write(command, COMMAND)
         run.start([nothing, nothing, tells], command, None)
-        if not said:
-            place.loop.run()
+        place.loop.run()
         os.close(tells)
         tells = -1
         complaint = _read(hears)
