@@ -1,7 +1,7 @@
 """How a node is put together: its parts from its configuration, its actors in the order in which they may be asked.
 
-store -> leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> operations -> http (design: each
-asks only what started before it).
+store -> leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> sandbox -> operations -> http
+(design: each asks only what started before it).
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from gateway.actors.prober import Message as ProberMessage
 from gateway.actors.prober import ProbeNow, prober, reporter
 from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import ActorError, Ref, Runtime
+from gateway.actors.sandbox import ROUTE_ID as SANDBOX_ROUTE
+from gateway.actors.sandbox import SandboxFamily, SandboxPlace, SandboxSettings, Standing, sandbox, sandbox_routes
 from gateway.actors.search import SearchFamily, search_routes
 from gateway.actors.settlement import Chain, Facilitator, SettlementPath, Wanted, settlement
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.store import Engine
+from gateway.actors.switched_off import SwitchedOff
 from gateway.actors.upstream import Caller, ClientPlace, upstream
 from gateway.config import Configuration
 from gateway.http.metrics import MeteredFamily, Metrics
@@ -54,8 +57,10 @@ from gateway.registry.receipts import Signer
 from gateway.registry.sealing import Naming, NodeSeal
 from gateway.registry.search.adapter import Adapter, budget_of
 from gateway.registry.search.output import Asset as CostAsset
-from gateway.registry.table import PRICE_VERSION
+from gateway.registry.table import PRICE_VERSION, pinned_names
 from gateway.registry.table import operations as operations_table
+from gateway.sandbox.host import Machine
+from gateway.sandbox_settings import settings_of
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +109,7 @@ def policies_of(
 
 @attrs.frozen(eq=False)
 class Parts:
-    """The running parts of a node that others look at."""
+    """The running parts of a node that others look at; `sandbox` is None where it is switched off."""
 
     node: Node
     table: Mapping[str, Operation]
@@ -114,6 +119,7 @@ class Parts:
     prober: Ref[ProberMessage]
     path: SettlementPath
     operations: Ref[OperationsMessage]
+    sandbox: SandboxPlace | None
 
 
 async def start_actors(
@@ -139,6 +145,8 @@ async def start_actors(
     client = ClientPlace()
     call = Caller(await start("upstream", partial(upstream, place=client)), client)
     proofs = Proofs(trio.current_time)
+    settings = settings_of(configuration).on(Machine())
+    runs = SandboxPlace.of(settings) if configuration.sandbox.enabled else None
     history = ProbeHistory(store, node=configuration.node.name, clock_ms=clock_ms, hold=leases.hold)
     await start("probe-history", history.watch)
     rules = _rules(configuration)
@@ -146,7 +154,11 @@ async def start_actors(
         "prober",
         partial(
             prober,
-            routes=(*search_routes(adapters, call), *ai_routes(models, call, rules)),
+            routes=(
+                *search_routes(adapters, call),
+                *ai_routes(models, call, rules),
+                *(sandbox_routes(runs) if runs is not None else ()),
+            ),
             proofs=proofs,
             utc=_utc,
             jitter=partial(random.uniform, 0.9, 1.1),
@@ -161,9 +173,12 @@ async def start_actors(
         "search": MeteredFamily(SearchFamily(adapters, proofs, call, report, _utc, cost_asset), metrics),
         "ai": MeteredFamily(AiFamily(CATALOG, models, proofs, call, report, _utc, cost_asset), metrics),
     }
-    table = operations_table(configuration.ai.margin_percent)
+    table = operations_table(configuration.ai.margin_percent, partial(_resolves, runs, pinned_names()))
     path = SettlementPath()
     settlement_ref = await _start_settlement(start, configuration, call, path)
+    families["sandbox"] = MeteredFamily(
+        await _start_sandbox(start, settings, runs, proofs, prober_ref, cost_asset), metrics
+    )
     around = _surroundings(configuration, store, keys, signer, families, settlement_ref)
     around = attrs.evolve(around, posted=partial(_tell, ledger_ref, Posted()))
     payment = configuration.payment
@@ -194,7 +209,7 @@ async def start_actors(
         operations=operations_ref,
         clock_ms=clock_ms,
     )
-    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref)
+    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref, runs)
 
 
 async def _start_model(
@@ -218,6 +233,28 @@ async def _start_model(
     ai = configuration.ai
     settings = WorkerSettings(threads=ai.embedded_threads, memory_mib=ai.embedded_memory_mib)
     await start("embedded-model", partial(embedded_model, place=place, call=call, settings=settings))
+
+
+async def _start_sandbox(
+    start: Callable[..., Any],
+    settings: SandboxSettings,
+    place: SandboxPlace | None,
+    proofs: Proofs,
+    prober_ref: Ref[ProberMessage],
+    asset: CostAsset,
+) -> Family:
+    """Start the sandbox's supervisor; the prober looks there whenever it opened or closed."""
+    if place is None:
+        return SwitchedOff("sandboxed commands")
+    place.changed = partial(_tell, prober_ref, ProbeNow(SANDBOX_ROUTE))
+    ref = await start("sandbox", partial(sandbox, place=place, settings=settings))
+    return SandboxFamily(place, ref, proofs, reporter(prober_ref), asset)
+
+
+def _resolves(place: SandboxPlace | None, pinned: Callable[[str], object], name: str) -> object:
+    """Return what the sandbox's image would run for an argv[0]; while there is no image, what the pinned one would."""
+    state = None if place is None else place.now()
+    return state.image.resolves(name) if isinstance(state, Standing) else pinned(name)
 
 
 def _rules(configuration: Configuration) -> Rules:

@@ -242,6 +242,7 @@ def _inside(
         clock_ms=clock_ms,
         started_at=started_at,
         models=parts.models,
+        sandbox=parts.sandbox,
         prober=parts.prober,
     )
 

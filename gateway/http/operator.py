@@ -20,8 +20,10 @@ from gateway.actors.operations import Exposure, Resolve
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.prober import Message as ProberMessage
 from gateway.actors.runtime import ActorError, Health, Ref, Runtime
+from gateway.actors.sandbox import SandboxPlace
 from gateway.actors.settlement import SettlementPath
 from gateway.actors.store import Engine
+from gateway.actors.switched_off import REASON as SWITCHED_OFF
 from gateway.errors import Violation
 from gateway.http import metrics as figures
 from gateway.http import operator_view as view
@@ -44,7 +46,7 @@ LIVE = {"Cache-Control": "no-store"}
 class Inside:
     """The parts of a running node that its operator sees; `started_at` is milliseconds since 1970.
 
-    `models` are the routes to models, `prober` is who proves all routes.
+    `models` are the routes to models, `sandbox` is where commands run, `prober` is who proves all routes.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Inside:
     clock_ms: Callable[[], int]
     started_at: int
     models: Sequence[ModelRoute] = ()
+    sandbox: SandboxPlace | None = None
     prober: Ref[ProberMessage] | None = None
 
 
@@ -75,6 +78,7 @@ def build_operator_app(inside: Inside, token: str) -> GatewayApp:
     _add_status(app, inside)
     _add_operations(app, inside)
     add_models(app, Registry(inside.models, inside.proofs, inside.prober, inside.store, inside.clock_ms))
+    _add_sandbox(app, inside)
     _add_metrics(app, inside)
     return app
 
@@ -119,6 +123,13 @@ def _add_operations(app: GatewayApp, inside: Inside) -> None:
                 retry_after=1,
             ) from error
         return _json({"operationId": operation_id, "state": state.upper()})
+
+
+def _add_sandbox(app: GatewayApp, inside: Inside) -> None:
+    @app.get("/sandbox")
+    async def sandbox() -> Response:
+        place = inside.sandbox
+        return _json({"open": False, "reason": SWITCHED_OFF} if place is None else place.shown())
 
 
 def _add_metrics(app: GatewayApp, inside: Inside) -> None:
