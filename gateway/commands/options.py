@@ -17,3 +17,9 @@ CONFIG: Decorator = click.option(
     help="TOML file of the node; without it, defaults and GATEWAY_SECTION__KEY.",
 )
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+IMAGES: Decorator = click.option(
+    "--images",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where images of the sandbox stand; without it [sandbox] image, or /var/lib/gateway-sandbox as root, else "
+    "sandbox-images in the data directory.",
+)

@@ -1,32 +1,32 @@
-"""`gateway sandbox`: the runtime image that sold commands run in, built and verified, and the host looked at."""
+"""`gateway sandbox`: the runtime image that sold commands run in, built and verified; the host, looked at and tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gateway.commands import printing
 from gateway.commands.exits import CHECK_FAILED, Stop, exit_codes, leave
-from gateway.commands.options import CONFIG, JSON
+from gateway.commands.options import CONFIG, IMAGES, JSON
+from gateway.commands.sandbox_running import prove, run
 
 if TYPE_CHECKING:
     from gateway.sandbox.image import Image
 
-IMAGES: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
-    "--images",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where images stand; without it /var/lib/gateway-sandbox as root, else sandbox-images in the data directory.",
-)
 GRADES = {"fine": "ok", "note": "note", "closes": "CLOSED"}
 
 
 @click.group()
 def sandbox() -> None:
-    """Build and verify the pinned image that the sandbox runs commands in, and check the host."""
+    """Build and verify the pinned image that the sandbox runs commands in; check, prove and try the sandbox."""
+
+
+sandbox.add_command(prove)
+sandbox.add_command(run)
 
 
 @sandbox.command()
@@ -112,9 +112,9 @@ def check(config_path: Path | None, images: Path | None, *, as_json: bool) -> No
 
 def _directory(config_path: Path | None, images: Path | None) -> Path:
     from gateway.config import load
-    from gateway.sandbox.image import directory_of_images
+    from gateway.sandbox_settings import settings_of
 
-    return images.absolute() if images else directory_of_images(load(config_path).data_dir)
+    return images.absolute() if images else settings_of(load(config_path)).images
 
 
 def _tell(image: Image, more: dict[str, object], *, as_json: bool) -> None:
