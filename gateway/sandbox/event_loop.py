@@ -106,7 +106,7 @@ class EventLoop:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                pid = 0
+                break
             if pid == 0:
                 break
             reaped = True

@@ -1,8 +1,9 @@
 """What bubblewrap cannot do, done to a sandbox while its command is blocked.
 
 Nothing that was written can be executed, and `/proc` tells of nothing but the sandbox's own processes.  A forked child
-enters the sandbox's user and mount namespaces as their owner and mounts anew there.
-Standard library only: the launcher imports this.  Source: mount(2), proc(5) (`subset=pid`, Linux 5.8).
+waits until all is set up, enters the sandbox's user and mount namespaces as their owner, and mounts anew there; it is
+forked while bubblewrap sets up, which takes no time then.  Standard library only: the launcher imports this.  Source:
+mount(2), proc(5) (`subset=pid`, Linux 5.8).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from gateway.sandbox.bubblewrap import OUT, SCRATCH
+from gateway.sandbox.cgroup_files import Descriptor
 from gateway.sandbox.kernel_calls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
@@ -27,30 +30,68 @@ from gateway.sandbox.kernel_calls import (
     setns,
 )
 from gateway.sandbox.launcher_child import RootKept, stop_being_root
+from gateway.sandbox.outside_check import blocked
 
 NOTHING_RUNS = MS_NOSUID | MS_NODEV | MS_NOEXEC
 PROC_OPTIONS = b"subset=pid,hidepid=invisible"
+BLOCKED_WITHIN_S = 10.0
+LOOK_AGAIN_S = 0.0002
+"""Between two looks whether bubblewrap has set up, which takes it some 3 ms."""
 UNKNOWN = 255
 
 
-def begin(init: int, *, user: int | None) -> int:
-    """Fork a child that hardens the sandbox of this init, and return its pid; it exits with 0, or with an errno."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            if user is not None:
-                stop_being_root(user)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            _harden(init)
-            os._exit(0)
-        except OSError as refused:
-            sys.stderr.write(f"hardening: {refused}\n")
-            os._exit(refused.errno or UNKNOWN)
-        except RootKept as kept:
-            sys.stderr.write(f"hardening: cannot stop being {kept}\n")
-        finally:
-            os._exit(UNKNOWN)
-    return pid
+class Hardening:
+    """A child that hardens one sandbox; `pid` exits with 0, or with an errno, and is reaped by who made this."""
+
+    def __init__(self, user: int | None) -> None:
+        """`user` is the host user that the sandbox runs as, None who this process is."""
+        hears, tells = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _harden_what_is_told(hears, user)
+        os.close(hears)
+        self._tells = Descriptor(tells)
+
+    def aim(self, init: int) -> None:
+        """Tell it the sandbox's first process, as the host counts."""
+        os.write(self._tells.fileno(), str(init).encode())
+        self.close()
+
+    def close(self) -> None:
+        """Tell it nothing any more: without an aim it ends."""
+        self._tells.close()
+
+
+def _harden_what_is_told(hears: int, user: int | None) -> None:
+    """Harden, and end this process."""
+    code = UNKNOWN
+    try:
+        # What it has from the launcher is not to be held open: sockets, pipes and directories of runs.
+        os.dup2(hears, 0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        if user is not None:
+            stop_being_root(user)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        told = os.read(0, 32)
+        if told:
+            _await_blocked(int(told))
+            _harden(int(told))
+        code = 0
+    except OSError as refused:
+        sys.stderr.write(f"launcher: hardening: {refused}\n")
+        code = refused.errno or UNKNOWN
+    except RootKept as kept:
+        sys.stderr.write(f"launcher: hardening: cannot stop being {kept}\n")
+    finally:
+        os._exit(code)
+
+
+def _await_blocked(init: int) -> None:
+    until = time.monotonic() + BLOCKED_WITHIN_S
+    while not blocked(init):
+        if time.monotonic() > until:
+            raise TimeoutError(None, "bubblewrap does not come to its end")
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _harden(init: int) -> None:

@@ -6,6 +6,7 @@ Standard library only: the launcher imports this.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,20 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.sandbox import bubblewrap, hardening, outside_check
+from gateway.sandbox import bubblewrap, outside_check
 from gateway.sandbox.bubblewrap import OUT, SCRATCH
 from gateway.sandbox.cgroup_entry import fork_into
 from gateway.sandbox.cgroup_files import Descriptor
-from gateway.sandbox.cgroups import Cgroups, Group
 from gateway.sandbox.cgroups import Bounds as GroupBounds
+from gateway.sandbox.cgroups import Cgroups, Group
 from gateway.sandbox.event_loop import EventLoop, Moment
+from gateway.sandbox.hardening import Hardening
 from gateway.sandbox.launcher_child import COMPLAINT, Descriptors, become
 from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.mount_namespace import MountNamespace
 
 SETUP_WITHIN_S = 10.0
-LOOK_AGAIN_S = 0.0004
-"""Between two looks whether bubblewrap has set up, which takes it some 5 ms."""
 LONGEST_COMMAND = 1 << 20
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -86,6 +86,7 @@ class HeldSandbox:
         self._user = user
         self._events = events
         self._pid = 0
+        self._hardening: Hardening | None = None
         self._told = b""
         self._release = Descriptor(-1)
         self._tells = Descriptor(-1)
@@ -102,11 +103,13 @@ class HeldSandbox:
             limits = GroupBounds(memory_bytes=self._bounds.host_bytes, tasks=self._bounds.tasks)
             self.group = self._place.cgroups.make(name, limits)
             self._pid = self._fork(self.group, argv, streams, filter_)
+            self._place.loop.on_exit(self._pid, self._over)
+            self._place.loop.watch(self._tells.fileno(), self._read_status)
+            self._hardening = Hardening(self._user)
+            self._place.loop.on_exit(self._hardening.pid, self._hardened)
         except Exception as refused:
             # Whatever it is: this run has not begun, and the others go on.
             raise SetupFailed(getattr(refused, "reason", "sandbox.setup_failed"), str(refused)) from refused
-        self._place.loop.on_exit(self._pid, self._over)
-        self._place.loop.watch(self._tells.fileno(), self._read_status)
         late = "bubblewrap does not come to its end"
         self._after(SETUP_WITHIN_S, lambda: self._events.failed("sandbox.setup_failed", late))
 
@@ -132,7 +135,7 @@ class HeldSandbox:
             opened.callback(os.close, tells)
             os.set_blocking(hears, False)
             self._tells = Descriptor(hears)
-            descriptors = Descriptors(*streams, told, block, tells, filter_)
+            descriptors = Descriptors(tuple(streams), told, block, tells, filter_)
             parent = os.getpid()
             pid = fork_into(group.places)
             if pid == 0:
@@ -143,7 +146,8 @@ class HeldSandbox:
         self._drain_status()
         if not self.init and self._told[:1] == b"{" and b"}" in self._told:
             self.init = json.loads(self._told[: self._told.index(b"}") + 1])["child-pid"]
-            self._look_whether_blocked()
+            if self._hardening is not None:
+                self._hardening.aim(self.init)
 
     def _drain_status(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -154,20 +158,13 @@ class HeldSandbox:
                     self._tells.close()
                 self._told += part
 
-    def _look_whether_blocked(self) -> None:
-        try:
-            if outside_check.blocked(self.init):
-                helper = hardening.begin(self.init, user=self._user)
-                self._place.loop.on_exit(helper, self._hardened)
-            else:
-                self._after(LOOK_AGAIN_S, self._look_whether_blocked)
-        except OSError as gone:
-            self._events.failed("sandbox.bwrap_failed", f"bubblewrap's child is gone: {gone.strerror}")
-
     def _hardened(self, status: int) -> None:
-        if self.group is None or self._still:
+        if self.group is None or not self.init or self._still:
             return
         code = os.waitstatus_to_exitcode(status)
+        if code in {errno.ENOENT, errno.ESRCH}:
+            self._events.failed("sandbox.bwrap_failed", "bubblewrap's child is gone")
+            return
         if code:
             self._events.failed("sandbox.hardening_failed", os.strerror(code) if code > 0 else f"signal {-code}")
             return
@@ -190,6 +187,8 @@ class HeldSandbox:
     def stand_still(self) -> None:
         """Go no further with setting up."""
         self._still = True
+        if self._hardening is not None:
+            self._hardening.close()
         for each in self._timers:
             each.cancel()
         self._timers.clear()

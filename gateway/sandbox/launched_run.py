@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.sandbox.cgroup_files import members
+from gateway.sandbox.cgroup_files import Files, members
 from gateway.sandbox.cgroups import Group
 from gateway.sandbox.event_loop import Moment
 from gateway.sandbox.held_sandbox import Events, HeldSandbox, Place, SetupFailed
@@ -186,4 +186,4 @@ def alive_in(group: Group) -> int:
     """Return how many processes of a group live."""
     if not group.populated():
         return 0
-    return len({pid for place in group.places.values() for pid in members(group.files, place)})
+    return len({pid for place in group.places.values() for pid in members(Files(), place)})

@@ -35,11 +35,9 @@ class RootKept(Exception):
 
 @dataclass(frozen=True)
 class Descriptors:
-    """The descriptors that bubblewrap starts with; `filter` is None only where nothing will ever be executed."""
+    """What bubblewrap starts with: `streams` are the three standard ones, no `filter` is for what never executes."""
 
-    stdin: int
-    stdout: int
-    stderr: int
+    streams: tuple[int, ...]
     arguments: int
     block: int
     status: int
@@ -47,7 +45,7 @@ class Descriptors:
 
     def places(self) -> list[tuple[int, int]]:
         """Return each with the number that it gets."""
-        placed = [(self.stdin, 0), (self.stdout, 1), (self.stderr, 2)]
+        placed = [(each, at) for at, each in enumerate(self.streams)]
         placed += [(self.arguments, ARGUMENTS_AT), (self.block, BLOCK_AT), (self.status, STATUS_AT)]
         return placed if self.filter is None else [*placed, (self.filter, FILTER_AT)]
 

@@ -176,10 +176,13 @@ class Launcher:
             self._place,
             user=self._user(asked.slot),
             send=self._say,
-            gone=lambda: self._runs.pop(asked.run, None),
+            gone=lambda: self._forget(asked.run),
         )
         self._runs[asked.run] = run
         run.start(streams, command, filter_)
+
+    def _forget(self, run: str) -> None:
+        self._runs.pop(run, None)
 
     def _why_not(self, asked: Spawn, descriptors: Sequence[int]) -> str | None:
         if len(descriptors) != MOST_DESCRIPTORS:

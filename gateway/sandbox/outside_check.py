@@ -55,7 +55,7 @@ def faults(init: int, places: Mapping[str, Path], user: int | None) -> Iterator[
         yield "it is not the first process of its namespace"
     yield from _faults_of_user(init, told, user)
     for kind in NAMESPACES:
-        if Path(f"/proc/{init}/ns/{kind}").readlink() == Path(f"/proc/self/ns/{kind}").readlink():
+        if _namespace(init, kind) == _namespace("self", kind):
             yield f"it is in the host's {kind} namespace"
     for directory in dict.fromkeys(places.values()):
         if str(init) not in _read(f"{directory}/cgroup.procs").split():
@@ -74,6 +74,10 @@ def _faults_of_user(init: int, told: Mapping[str, str], user: int | None) -> Ite
     # Without privilege the groups of the launcher's user cannot be left.
     if user is not None and told["Groups"]:
         yield f"it is in the groups {told['Groups']}"
+
+
+def _namespace(process: int | str, kind: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/{kind}")  # noqa: PTH115 - a third of the time
 
 
 def mount_faults(mountinfo: str) -> Iterator[str]:

@@ -60,14 +60,14 @@ class FailedRehearsal:
 def rehearse(place: Place, user: int | None) -> FailedRehearsal | None:
     """Set a run up and end it, and return why that cannot be done, or None."""
     said: list[Failed] = []
-    ready: list[str] = []
+    ready: list[Message] = []
 
     def heard(message: Message, _: Sequence[int]) -> None:
         if isinstance(message, Failed):
             said.append(message)
             place.loop.stop()
         else:
-            ready.append(message.run if hasattr(message, "run") else "")
+            ready.append(message)
             run.stop("cancelled")
 
     run = LaunchedRun(Spawn("rehearsal", 0, BOUNDS), place, user=user, send=heard, gone=lambda: None)

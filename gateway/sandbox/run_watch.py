@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.sandbox.cgroup_files import CPU_PERIOD_US, Descriptor, fields
+from gateway.sandbox.cgroup_files import CPU_PERIOD_US, Descriptor, Files, fields
 from gateway.sandbox.cgroups import Group
 from gateway.sandbox.event_loop import EventLoop, Moment
 from gateway.sandbox.kernel_calls import exit_status
@@ -135,6 +135,6 @@ def bytes_written(directories: Sequence[int]) -> int:
 
 def bytes_of_image(group: Group) -> int:
     """Return the bytes charged to a group for pages of the image that it happened to be the first to read."""
-    told = fields(group.files, group.oom_watched.with_name("memory.stat"))
+    told = fields(Files(), group.oom_watched.with_name("memory.stat"))
     files = told.get("total_cache", told.get("file", 0))
     return max(files - told.get("total_shmem", told.get("shmem", 0)), 0)

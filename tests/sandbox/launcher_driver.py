@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.sandbox import launcher as launcher_program
 from gateway.sandbox.cgroups import Cgroups, find
@@ -73,7 +73,7 @@ ROOMY = Bounds(
 M = TypeVar("M", bound=Message)
 
 
-def bounded(**bounds: int) -> Bounds:
+def bounded(**bounds: Any) -> Bounds:
     """Return roomy bounds but for these; the host's follow those of memory, disk and artifacts."""
     with_these = replace(ROOMY, **bounds)
     if "host_bytes" in bounds:
@@ -300,7 +300,7 @@ def launcher(
     settings = Settings(str(image), bubblewrap or BUBBLEWRAP, prefix or a_prefix(), FIRST_UID, slots)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = [sys.executable, "-I", "-S", str(launcher_program.PROGRAM), json.dumps(asdict(settings))]
-    process = subprocess.Popen([*before, *program], stdin=theirs, env={})
+    process = subprocess.Popen([*before, *program], stdin=theirs.fileno(), env={"PATH": "/usr/bin:/bin"})
     theirs.close()
     driver = Driver(process, ours, find(), settings.prefix)
     try:

@@ -40,7 +40,7 @@ def init_of(run: Run) -> tuple[int, int]:
     """The host's numbers of a run's bubblewrap and of its child, which are all there is while it is held."""
     assert run.ready is not None
     pids = [int(each) for each in (Path(run.ready.places["pids"]) / "cgroup.procs").read_text().split()]
-    inner = [pid for pid in pids if "\nNSpid:\t%d\t1\n" % pid in Path(f"/proc/{pid}/status").read_text()]
+    inner = [pid for pid in pids if f"\nNSpid:\t{pid}\t1\n" in Path(f"/proc/{pid}/status").read_text()]
     (outer,) = set(pids) - set(inner)
     return outer, inner[0]
 
@@ -89,7 +89,7 @@ for (let fd = 0; fd < 256; fd++) try {
     const to = fs.readlinkSync('/proc/self/fd/' + fd);
     if (!to.startsWith('anon_inode:') && !to.startsWith('/dev/null')) seen.push([fd, to.split(':')[0]]);
 } catch {}
-console.log(JSON.stringify(seen.filter(([, kind]) => kind != 'pipe' ), null), seen.slice(0, 3).map(([fd]) => fd).join());
+console.log(JSON.stringify(seen.filter(([, kind]) => kind != 'pipe')), seen.slice(0, 3).map(([fd]) => fd).join());
 """
         assert driver.run(node(script)).stdout == b"[] 0,1,2\n"
 
@@ -136,7 +136,7 @@ console.log(JSON.stringify(seen.filter(([, kind]) => kind != 'pipe' ), null), se
         )
         driver.release(run)
         driver.ended(run)
-        assert (os.listdir(run.out), os.listdir(run.scratch)) == (["a"], ["c"])
+        assert [os.stat(name, dir_fd=place).st_size for name, place in (("a", run.out), ("c", run.scratch))] == [1, 1]
         cleared = driver.clear(run)
         assert (cleared.mounts, cleared.cgroups) == (0, 0)
 
