@@ -34,7 +34,8 @@ REST_MB = 150
 
 def configured(data_dir: Path, **sections: Mapping[str, Any]) -> Configuration:
     tree: dict[str, dict[str, Any]] = {
-        "node": {"data_dir": str(data_dir), "listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0"}
+        "node": {"data_dir": str(data_dir), "listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0"},
+        "sandbox": {"enabled": False},
     }
     for name, section in sections.items():
         tree[name] = tree.get(name, {}) | dict(section)

@@ -39,7 +39,8 @@ async def node_in_use(directory: Path) -> AsyncIterator[NodeInUse]:
     node = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(directory)}
     upstream = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "upstream_model": "luna"}
     route = {"model": LUNA, "simulated": True} | upstream
-    async with open_node(structure({"node": node, "ai": {"embedded": False, "route": [route]}}), operator=True) as up:
+    tree = {"node": node, "ai": {"embedded": False, "route": [route]}, "sandbox": {"enabled": False}}
+    async with open_node(structure(tree), operator=True) as up:
         assert up.operator is not None
         config = directory / "gateway.toml"
         listen, operator = (each.removeprefix("http://") for each in (up.urls[0], up.operator))

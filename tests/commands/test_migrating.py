@@ -250,9 +250,9 @@ class Site:
 
     directory: Path
 
-    def configure(self, **sections: dict[str, str]) -> Path:
+    def configure(self, **sections: dict[str, Any]) -> Path:
         own = {"data_dir": str(self.directory), "operator_listen": "127.0.0.1:0"}
-        tree = {"node": own | sections.pop("node", {}), **sections}
+        tree = {"node": own | sections.pop("node", {}), "sandbox": {"enabled": False}, **sections}
         lines = []
         for section, members in tree.items():
             lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in members.items())]
