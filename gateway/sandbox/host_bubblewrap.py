@@ -145,16 +145,17 @@ def namespaces(machine: Machine, wanted: Wanted) -> Fact:
             "sandbox.proc_denied",
             fact,
             "a command would see the host's /proc",
-            "in a container, start it with `--security-opt systempaths=unconfined`, so that no part of its /proc is "
-            "covered",
+            "let no part of /proc be covered: in a systemd unit, no ProtectKernelTunables=, ProtectKernelLogs=, "
+            "ProtectProc= and ProcSubset=; in a container, `--security-opt systempaths=unconfined`",
         )
     return closes(
         name,
         "sandbox.userns_denied",
         fact,
         UNISOLATED,
-        "in a container, start it with a seccomp profile and an AppArmor profile that allow unshare, mount and "
-        "pivot_root (`--security-opt seccomp=FILE --security-opt apparmor=unconfined`); else see the kernel's log",
+        "in a systemd unit, no RestrictNamespaces=, and a SystemCallFilter= with @mount; in a container, a seccomp and an "
+        "AppArmor profile that allow unshare, mount and pivot_root (`--security-opt seccomp=FILE --security-opt "
+        "apparmor=unconfined`); else see the kernel's log",
     )
 
 

@@ -22,6 +22,14 @@ def launcher(machine: Machine, wanted: Wanted) -> Fact:
     """Look at the privilege that the launcher has from here."""
     name = "launcher"
     if machine.uid != 0:
+        if wanted.launcher and _status(machine, "NoNewPrivs") == "1":
+            return note(
+                name,
+                "sandbox.no_new_privileges",
+                f"started with `{' '.join(wanted.launcher)}`, and this process may gain no privileges",
+                "sudo and its like give the launcher none either, and the sandbox is closed",
+                "set NoNewPrivileges=no in the node's systemd unit (a container: no `no-new-privileges`)",
+            )
         if wanted.launcher:
             return fine(name, f"started with `{' '.join(wanted.launcher)}`, which is not tried here")
         return note(
@@ -51,11 +59,13 @@ def launcher(machine: Machine, wanted: Wanted) -> Fact:
 
 
 def _lacking(machine: Machine, needed: Mapping[str, int]) -> list[str]:
-    for line in (machine.read("self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            held = int(line.split()[1], 16)
-            return [each for each, bit in needed.items() if not held >> bit & 1]
-    return []
+    told = _status(machine, "CapEff")
+    return [] if told is None else [each for each, bit in needed.items() if not int(told, 16) >> bit & 1]
+
+
+def _status(machine: Machine, name: str) -> str | None:
+    lines = (line.partition(":") for line in (machine.read("self/status") or "").splitlines())
+    return next((value.strip() for each, _, value in lines if each == name), None)
 
 
 def slot_users(machine: Machine, wanted: Wanted) -> list[Fact]:

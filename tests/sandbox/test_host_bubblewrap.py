@@ -183,9 +183,13 @@ def test_a_profile_for_bubblewrap_is_what_apparmor_asks_for(tmp_path: Path, load
 @pytest.mark.parametrize(
     ("said", "reason", "fix"),
     [
-        ("bwrap: setting up uid map: Permission denied", "sandbox.userns_denied", "--security-opt seccomp=FILE"),
+        ("bwrap: setting up uid map: Permission denied", "sandbox.userns_denied", "RestrictNamespaces="),
         ("bwrap: No permissions to create new namespace", "sandbox.userns_denied", "--security-opt seccomp=FILE"),
-        ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "sandbox.proc_denied", "systempaths"),
+        (
+            "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
+            "sandbox.proc_denied",
+            "ProtectKernelTunables=",
+        ),
     ],
 )
 def test_a_sandbox_that_cannot_be_made_for_no_setting_is_told_in_bubblewrap_s_words(

@@ -51,6 +51,13 @@ def test_a_launcher_that_is_given_privilege_is_not_tried(tmp_path: Path) -> None
     assert (found.grade, "`sudo -n`" in found.fact) == (Grade.FINE, True)
 
 
+def test_a_launcher_that_can_be_given_no_privilege_is_a_note(tmp_path: Path) -> None:
+    bound = {"self/status": "Name:\tpython\nNoNewPrivs:\t1\nCapEff:\t0000000000000000\n"}
+    found = launcher(a_machine(tmp_path, uid=1000, files=bound), Wanted(launcher=("sudo", "-n")))
+    assert (found.grade, found.reason) == (Grade.NOTE, "sandbox.no_new_privileges")
+    assert "NoNewPrivileges=no" in found.fix
+
+
 def test_users_whom_nobody_else_has_are_fine(tmp_path: Path) -> None:
     (found,) = slot_users(a_machine(tmp_path), WANTED)
     assert (found.grade, found.fact) == (Grade.FINE, "uids 64400 to 64401, which nobody else has")
