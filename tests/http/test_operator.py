@@ -21,6 +21,7 @@ PATHS = (
     "/operations/op_1",
     "/models",
     "/models/history",
+    "/sandbox",
     "/metrics",
     "/nothing",
 )
@@ -43,7 +44,8 @@ class Operated:
 @pytest.fixture
 async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
     listen = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(tmp_path)}
-    async with open_node(structure({"node": listen, "ai": {"embedded": False}}), operator=True) as node:
+    tree = {"node": listen, "ai": {"embedded": False}, "sandbox": {"enabled": False}}
+    async with open_node(structure(tree), operator=True) as node:
         assert node.operator is not None
         headers = {"Authorization": f"Bearer {(tmp_path / 'operator.token').read_text().strip()}"}
         async with (
@@ -126,6 +128,24 @@ async def test_operations_are_listed_and_shown(operated: Operated) -> None:
     shown = (await operated.operator.get(f"/operations/{bought[0]}")).json()
     assert shown["receipt"]["operationId"] == bought[0]
     assert shown["transitions"][0]["state"] == "CLAIMED"
+
+
+async def test_a_sandbox_that_is_switched_off_says_so(operated: Operated) -> None:
+    assert (await operated.operator.get("/sandbox")).json() == {"open": False, "reason": "switched_off"}
+
+
+async def test_a_sandbox_without_an_image_names_what_mends_it(tmp_path: Path) -> None:
+    listen = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(tmp_path)}
+    (tmp_path / "images").mkdir()
+    tree = {"node": listen, "ai": {"embedded": False}, "sandbox": {"image": str(tmp_path / "images")}}
+    async with open_node(structure(tree), operator=True) as node:
+        headers = {"Authorization": f"Bearer {(tmp_path / 'operator.token').read_text().strip()}"}
+        async with httpx.AsyncClient(base_url=str(node.operator), headers=headers) as operator:
+            with trio.fail_after(20):
+                while (told := (await operator.get("/sandbox")).json())["reason"] == "starting":  # noqa: ASYNC110 - looks
+                    await trio.sleep(0.02)
+    assert (told["open"], told["reason"]) == (False, "sandbox.image_missing")
+    assert "gateway sandbox build" in told["fix"]
 
 
 async def test_an_unknown_operation_is_404(operated: Operated) -> None:
