@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from gateway.sandbox import canary_scripts
 from gateway.sandbox.artifacts import Artifact, Skip
 from gateway.sandbox.limits import Limits
 from gateway.sandbox.outcome import Ending, Outcome
@@ -168,131 +169,13 @@ def _artifacts(result: RunResult) -> str | None:
 
 # -- the canaries ------------------------------------------------------------------------------------------------------
 
-_TELL = "const tell = (told) => console.log(JSON.stringify(told));"
-_TRY = "const attempt = (deed) => { try { deed(); return 'done'; } catch (error) { return error.code; } };"
-
-_IDENTITY = f"""{_TELL}
-const fs = require('fs');
-const status = {{}};
-for (const line of fs.readFileSync('/proc/self/status', 'latin1').split('\\n')) {{
-  const [name, ...value] = line.split(/\\s+/);
-  status[name.slice(0, -1)] = value.join(' ').trim();
-}}
-const files = [];
-for (const each of fs.readdirSync('/proc/self/fd')) {{
-  let leads = '';
-  try {{ leads = fs.readlinkSync(`/proc/self/fd/${{each}}`); }} catch {{ continue; }}
-  if (each > 2 && leads.startsWith('/')) files.push(leads);
-}}
-tell({{
-  uid: status.Uid, gid: status.Gid, groups: status.Groups, newPrivileges: status.NoNewPrivs, filter: status.Seccomp,
-  capabilities: ['CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb'].map((each) => BigInt(`0x${{status[each]}}`)
-    .toString()).join(' '),
-  processes: fs.readdirSync('/proc').join(' '), environment: {{...process.env}}, files,
-}});
-"""
-
-_WRITES = f"""{_TELL}{_TRY}
-const fs = require('fs');
-const told = {{}};
-for (const at of ['/', '/usr/bin/', '/usr/lib/', '/etc/', '/dev/']) {{
-  told[at] = attempt(() => fs.writeFileSync(`${{at}}written`, ''));
-}}
-told.node = attempt(() => fs.closeSync(fs.openSync('/usr/bin/node', 'r+')));
-told.corePattern = attempt(() => fs.closeSync(fs.openSync('/proc/sys/kernel/core_pattern', 'r+')));
-told.ofTheHost = ['/boot', '/home', '/root', '/run', '/sys', '/var', '/proc/kcore'].filter((at) => fs.existsSync(at));
-tell(told);
-"""
-
-_EXECUTION = f"""{_TELL}
-const fs = require('fs');
-const {{ spawnSync }} = require('child_process');
-const told = {{}};
-for (const at of ['/scratch', '/out']) {{
-  for (const [kind, content] of [['script', '#!/usr/bin/node\\n'], ['elf', Buffer.from('7f454c46', 'hex')]]) {{
-    fs.writeFileSync(`${{at}}/${{kind}}`, content, {{ mode: 0o755 }});
-    const {{ error, status }} = spawnSync(`${{at}}/${{kind}}`);
-    told[`${{at}}/${{kind}}`] = error ? error.code : `ran, ${{status}}`;
-  }}
-}}
-const library = fs.readdirSync('/usr/lib').find((each) => each.startsWith('libdl.'));
-fs.copyFileSync(`/usr/lib/${{library}}`, '/scratch/library.node');
-try {{
-  process.dlopen({{ exports: {{}} }}, '/scratch/library.node');
-}} catch (error) {{
-  told.library = /failed to map segment/.test(error.message) ? 'not mapped' : error.message;
-}}
-tell(told);
-"""
-
-_NETWORK = f"""{_TELL}
-const net = require('net');
-const told = {{}};
-const open = {{
-  tcp4: () => net.connect(9, '127.0.0.1'),
-  tcp6: () => net.connect(9, '::1'),
-  listener: () => net.createServer().listen(0),
-  udp4: () => require('dgram').createSocket('udp4').bind(0),
-}};
-let left = Object.keys(open).length;
-const heard = (name, what) => {{ told[name] = what; left -= 1; if (!left) {{ tell(told); process.exit(0); }} }};
-for (const [name, opened] of Object.entries(open)) {{
-  const one = opened();
-  one.on('error', (error) => heard(name, error.code));
-  one.on('connect', () => heard(name, 'connected')).on('listening', () => heard(name, 'listening'));
-}}
-"""
-
-# With full files what is left of the group's bound is the memory limit, so that it is the kernel that finds no more.
-# Whether it counts a kill (`oom_kills`) is chance: the launcher may have ended all before the kernel has chosen one.
-_MEMORY = """
-const fs = require('fs');
-for (const at of ['/scratch/file', '/out/file']) {
-  const file = fs.openSync(at, 'w');
-  try { for (;;) fs.writeSync(file, Buffer.alloc(2 ** 16)); } catch {}
-}
-const bomb = 'const kept = []; for (;;) kept.push(Buffer.alloc(2 ** 20, 1));';
-require('child_process').spawnSync(process.execPath, ['-e', bomb]);
-console.log('the child is dead, and its parent lives');
-"""
-
-_TASKS = """
-process.env.UV_THREADPOOL_SIZE = '64';
-require('fs').stat('/', () => console.log('64 threads more were made'));
-"""
-
-_SINGLE = f"""{_TELL}
-const {{ error }} = require('child_process').spawnSync(process.execPath, ['-e', '0']);
-require('fs').stat('/', () => tell({{ child: error ? error.code : 'ran', thread: 'ran' }}));
-"""
-
-_DISK = f"""{_TELL}
-const fs = require('fs');
-const file = fs.openSync('/scratch/file', 'w');
-const block = Buffer.alloc(2 ** 16);
-let written = 0;
-let stopped = null;
-while (stopped === null && written < 2 ** 22) {{
-  try {{ written += fs.writeSync(file, block); }} catch (error) {{ stopped = error.code; }}
-}}
-tell({{ stopped, written }});
-"""
-
-_ARTIFACTS = """
-const fs = require('fs');
-fs.writeFileSync('/out/proof', fs.readFileSync(0));
-fs.symlinkSync('/etc/passwd', '/out/link');
-"""
-
-_WALL = "for (const each of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(each, () => {}); setInterval(() => {}, 1000);"
-
 _MOST_OUTPUT = 1000
 
 CANARIES: Sequence[Canary] = (
     _canary(
         "identity",
         "a command is nobody, without capabilities, under the filter, and sees its own processes and environment only",
-        _IDENTITY,
+        canary_scripts.IDENTITY,
         said(
             {
                 "uid": "65534 65534 65534 65534",
@@ -310,7 +193,7 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "writes",
         "neither the image nor the kernel's settings can be written, and no directory of the host is there",
-        _WRITES,
+        canary_scripts.WRITES,
         said(
             {
                 **dict.fromkeys(("/", "/usr/bin/", "/usr/lib/", "/etc/", "/dev/"), "EROFS"),
@@ -323,7 +206,7 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "execution",
         "nothing that a command writes can be executed, nor loaded as code",
-        _EXECUTION,
+        canary_scripts.EXECUTION,
         said(
             {
                 **dict.fromkeys(("/scratch/script", "/scratch/elf", "/out/script", "/out/elf"), "EACCES"),
@@ -334,13 +217,13 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "network",
         "there is no network",
-        _NETWORK,
+        canary_scripts.NETWORK,
         said(dict.fromkeys(("tcp4", "tcp6", "udp4", "listener"), "EAFNOSUPPORT")),
     ),
     _canary(
         "memory",
         "a run is ended as a whole where its memory ends, also where only a child of the command asks for more",
-        _MEMORY,
+        canary_scripts.MEMORY,
         ended(
             Ending(Outcome.MEMORY_LIMIT),
             measured("peak_memory_bytes", least=SMALL.memory_bytes, most=SMALL.host_bytes + SLACK),
@@ -349,7 +232,7 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "tasks",
         "no more tasks than the limit allows can be started",
-        _TASKS,
+        canary_scripts.TASKS,
         ended(
             Ending(Outcome.SIGNALED, signal=6),  # libuv aborts where it is refused a thread
             _task_denied,
@@ -359,7 +242,7 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "single",
         "processes: 1 is exact: threads start, and children do not",
-        _SINGLE,
+        canary_scripts.SINGLE,
         said({"child": "EAGAIN", "thread": "ran"}),
         limits=attrs.evolve(SMALL, processes=1),
     ),
@@ -373,14 +256,14 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "wall",
         "a run is ended at its wall limit, whatever signals it ignores",
-        _WALL,
+        canary_scripts.WALL,
         ended(Ending(Outcome.WALL_LIMIT), measured("wall_ms", least=150)),
         limits=attrs.evolve(SMALL, wall_time_ms=150),
     ),
     _canary(
         "disk",
         "exactly so much can be written to /scratch as the limit allows",
-        _DISK,
+        canary_scripts.DISK,
         ended(
             Ending(Outcome.EXITED, 0),
             said({"stopped": "ENOSPC", "written": SMALL.disk_bytes}),
@@ -390,7 +273,7 @@ CANARIES: Sequence[Canary] = (
     _canary(
         "artifacts",
         "standard input arrives, and what a command leaves in /out is listed with its digest, no link followed",
-        _ARTIFACTS,
+        canary_scripts.ARTIFACTS,
         ended(Ending(Outcome.EXITED, 0), _artifacts),
         stdin=GIVEN,
     ),

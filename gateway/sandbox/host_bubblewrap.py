@@ -153,8 +153,8 @@ def namespaces(machine: Machine, wanted: Wanted) -> Fact:
         "sandbox.userns_denied",
         fact,
         UNISOLATED,
-        "in a systemd unit, no RestrictNamespaces=, and a SystemCallFilter= with @mount; in a container, a seccomp and an "
-        "AppArmor profile that allow unshare, mount and pivot_root (`--security-opt seccomp=FILE --security-opt "
+        "in a systemd unit, no RestrictNamespaces=, and a SystemCallFilter= with @mount; in a container, a seccomp and "
+        "an AppArmor profile that allow unshare, mount and pivot_root (`--security-opt seccomp=FILE --security-opt "
         "apparmor=unconfined`); else see the kernel's log",
     )
 
