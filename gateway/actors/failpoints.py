@@ -29,7 +29,9 @@ LABELS = (
     "fail.after",
     "answer.before",
 )
-"""Every label: those of a paid call in the order in which it passes them, `fail` where it ends without a charge."""
+"""Those of a paid call in the order in which it passes them, `fail` where it ends without a charge."""
+RUN_LABELS = ("release.before", "release.after")
+"""Those that only what must never run twice passes, within its execution."""
 
 
 @attrs.define
@@ -45,7 +47,7 @@ class Armed:
         if not setting:
             return None
         label, colon, count = setting.partition(":")
-        if label not in LABELS:
+        if label not in LABELS + RUN_LABELS:
             raise ValueError(f"GATEWAY_FAILPOINT: there is no failpoint {label}")
         if colon and not (count.isascii() and count.isdigit() and int(count)):
             raise ValueError(f"GATEWAY_FAILPOINT: {setting} does not say which pass")
