@@ -19,6 +19,8 @@ OLDEST = (0, 8)
 MENDED = (0, 12)
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 UNISOLATED = "a command cannot be isolated from the host"
+SHOWN = 300
+"""Characters of what bubblewrap said."""
 PROFILES = "apparmor/profiles"
 
 
@@ -87,7 +89,7 @@ def _version(where: str, ran: Ran) -> Fact:
         return closes(
             name,
             "sandbox.bwrap_broken",
-            f"`{where} --version` says {ran.said[:200]!a}",
+            f"`{where} --version` says {ran.said[:SHOWN]!a}",
             UNISOLATED,
             "install the package bubblewrap anew",
         )
@@ -138,7 +140,7 @@ def namespaces(machine: Machine, wanted: Wanted) -> Fact:
             "whether a sandbox can be made shows when the node starts",
             "examine it as root, or as the node's own user",
         )
-    fact = f"a sandbox that {whom} tried to make failed: {ran.said[-300:]!a}"
+    fact = f"a sandbox that {whom} tried to make failed: {' '.join(ran.said.split())[:SHOWN]!a}"
     if "proc" in ran.said.lower():
         return closes(
             name,

@@ -74,4 +74,4 @@ def kernel_limits(machine: Machine, wanted: Wanted) -> list[Fact]:
                 "/etc/sysctl.d/90-gateway.conf",
             )
         )
-    return facts or [fine(name, f"enough for {slots} runs at a time")]
+    return facts or [fine(name, f"enough for {slots} {'run' if slots == 1 else 'runs'} at a time")]

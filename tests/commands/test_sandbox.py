@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from gateway.sandbox.host import Machine
 from gateway.sandbox.image import host_link
 from tests.sandbox.fake_host import a_machine
 from tests.sandbox.fake_image import FakePins, fake_pins
+from tests.sandbox.in_groups import unavailable
 
 
 @pytest.fixture
@@ -157,3 +160,21 @@ def test_check_takes_the_directory_of_images_from_the_configuration(tmp_path: Pa
     config = tmp_path / "gateway.toml"
     config.write_text(f'[node]\ndata_dir = "{tmp_path}/data"\n[sandbox]\nimage = "{tmp_path}/elsewhere"\n')
     assert f"no image of the sandbox in {tmp_path}/elsewhere" in run("check", "--config", config, "--json").stdout
+
+
+def test_a_host_that_denies_user_namespaces_is_closed_with_the_setting_and_its_fix(images: Path) -> None:
+    # These settings count for each user namespace by itself: inside one of its own, this machine is such a host.
+    deny = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    inside = ["unshare", "--user", "--map-root-user", "sh", "-c", deny, "sh"]
+    try:
+        subprocess.run([*inside, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        unavailable(f"no user namespace can be made: {error}")
+    if Machine().bubblewrap is None:
+        unavailable("bubblewrap is not installed")
+    check = [sys.executable, "-m", "gateway", "sandbox", "check", "--images", str(images), "--json"]
+    told = subprocess.run([*inside, *check], check=False, capture_output=True, timeout=60)
+    closing = {each["reason"]: each for each in json.loads(told.stdout)["facts"] if each["grade"] == "closes"}
+    assert told.returncode == 1
+    assert closing["sandbox.userns_denied"]["fact"] == "user.max_user_namespaces is 0"
+    assert "`sysctl -w user.max_user_namespaces=15000`" in closing["sandbox.userns_denied"]["fix"]

@@ -201,6 +201,13 @@ def test_a_sandbox_that_cannot_be_made_for_no_setting_is_told_in_bubblewrap_s_wo
     assert fix in found.fix
 
 
+def test_what_bubblewrap_says_in_several_lines_is_one(tmp_path: Path) -> None:
+    said = Ran(1, "bwrap: No permissions to create new namespace.\nSee\t<https://example.org>.\n" + "x" * 999)
+    found = namespaces(a_machine(tmp_path, programs=Programs(tried=said)), WANTED)
+    assert "new namespace. See <https://example.org>. xxx" in found.fact
+    assert len(found.fact) < 400
+
+
 def test_a_user_that_nothing_can_be_started_as_is_no_verdict_on_namespaces(tmp_path: Path) -> None:
     found = namespaces(a_machine(tmp_path, programs=Programs(tried=Ran(None, "Operation not permitted"))), WANTED)
     assert (found.grade, found.reason) == (Grade.NOTE, "sandbox.userns_untried")

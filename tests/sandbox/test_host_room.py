@@ -62,6 +62,8 @@ def test_a_machine_that_tells_no_memory_has_none_for_runs(tmp_path: Path) -> Non
 def test_ordinary_limits_of_a_user_are_fine(tmp_path: Path) -> None:
     (found,) = kernel_limits(a_machine(tmp_path), WANTED)
     assert (found.grade, found.fact) == (Grade.FINE, "enough for 2 runs at a time")
+    (alone,) = kernel_limits(a_machine(tmp_path / "alone", uid=1000), WANTED)
+    assert alone.fact == "enough for 1 run at a time"
 
 
 @pytest.mark.parametrize(
