@@ -197,6 +197,17 @@ def test_the_unit_serves_the_configuration_of_its_instance() -> None:
     assert "password_file" in attrs.fields_dict(StoreSection)
 
 
+def test_what_the_sandbox_takes_back_of_the_unit_is_set_there() -> None:
+    unit, taken_back = (
+        dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / name).read_text(), re.MULTILINE))
+        for name in ("gateway@.service", "sandbox.conf")
+    )
+    assert taken_back.pop("Delegate") == "yes"
+    assert taken_back.pop("SystemCallFilter") == "@mount"
+    assert taken_back.keys() <= unit.keys()
+    assert {name for name, value in taken_back.items() if value not in {"no", "default"}} == set()
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
