@@ -111,9 +111,8 @@ async def prober(
             nursery.start_soon(rounds.watch, route)
         with trio.move_on_after(START_PATIENCE_S):
             await rounds.first_looks(due)
-        inbox.ready()
-        rounds.join(nursery)
-        async for letter in inbox:
+
+        def serve(letter: Letter[Message]) -> None:
             match letter.message:
                 case Outcome() as outcome:
                     rounds.take(outcome)
@@ -121,6 +120,11 @@ async def prober(
                     letter.answer(question, proofs.snapshot())
                 case ProbeNow() as question:
                     nursery.start_soon(_answer, rounds, letter, question)
+
+        inbox.ready(at_once=serve)
+        rounds.join(nursery)
+        async for letter in inbox:
+            serve(letter)
         nursery.cancel_scope.cancel()
 
 

@@ -90,6 +90,21 @@ class Desk:
     keys_of: dict[str, list[tuple[str, str]]] = attrs.field(factory=dict)
     resting: dict[str, float] = attrs.field(factory=dict)
 
+    def serve(self, letter: Letter[Message]) -> None:
+        """Answer a letter, or see to it that somebody does."""
+        message = letter.message
+        match message:
+            case Submit():
+                self.submit(letter)
+            case Join():
+                self.join(letter, message.operation_id)
+            case Leave():
+                self.leave(message.question)
+            case Exposure():
+                letter.answer(message, self.unsettled.by_payer())
+            case Resolve():
+                self.nursery.start_soon(self.resolve, letter)
+
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def submit(self, letter: Letter[Any]) -> None:
@@ -420,19 +435,8 @@ async def operations(
         nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.reconcile, desk.forget)
         watching = trio.CancelScope()
         nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
-        inbox.ready()
+        inbox.ready(at_once=desk.serve)
         async for letter in inbox:
-            message = letter.message
-            match message:
-                case Submit():
-                    desk.submit(letter)
-                case Join():
-                    desk.join(letter, message.operation_id)
-                case Leave():
-                    desk.leave(message.question)
-                case Exposure():
-                    letter.answer(message, desk.unsettled.by_payer())
-                case Resolve():
-                    nursery.start_soon(desk.resolve, letter)
+            desk.serve(letter)
         around.draining.set()
         watching.cancel()

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from gateway.actors.quota.policy import Allowance, GiveBack, Message, Policy, Spend
-from gateway.actors.runtime import Inbox
+from gateway.actors.runtime import Inbox, Letter
 from gateway.actors.store import Statement, Store
 from gateway.errors import StoreUnavailable
 
@@ -37,6 +37,14 @@ class _Counters:
     policies: Mapping[str, Policy]
     clock_ms: Callable[[], int]
     windows: dict[tuple[str, str], _Window] = attrs.field(factory=dict)
+
+    def serve(self, letter: Letter[Message]) -> None:
+        """Answer a letter."""
+        message = letter.message
+        if isinstance(message, Spend):
+            letter.answer(message, self.spend(self.policies[message.policy], message.caller))
+        else:
+            self.give_back(message)
 
     def spend(self, policy: Policy, caller: str) -> Allowance:
         """Count a call if the caller's window has room for it."""
@@ -96,13 +104,9 @@ async def count_in_memory(
             counters.windows[str(name), str(caller)] = _Window(int(opened or 0), int(used or 0), dirty=False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_keep_flushing, counters, store)
-        inbox.ready()
+        inbox.ready(at_once=counters.serve)
         async for letter in inbox:
-            message = letter.message
-            if isinstance(message, Spend):
-                letter.answer(message, counters.spend(policies[message.policy], message.caller))
-            else:
-                counters.give_back(message)
+            counters.serve(letter)
         nursery.cancel_scope.cancel()
     with trio.move_on_after(5):
         await _flush(counters, store)

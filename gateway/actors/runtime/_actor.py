@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,10 +43,16 @@ class Inbox(Generic[M_co]):
         self._actor = actor
         self._open = False
 
-    def ready(self) -> None:
-        """Declare the actor fit for work; `Runtime.start` waits for this, and no letter can be taken before."""
+    def ready(self, at_once: Callable[[Letter[M_co]], object] | None = None) -> None:
+        """Declare the actor fit for work; `Runtime.start` waits for this, and no letter can be taken before.
+
+        `at_once` takes one letter as the body's own loop does, and waits for nothing.  A letter that finds the queue
+        empty is then given to it in the task that it comes from, in the actor's context: nobody waits for the body to
+        have its turn.  When it fails, the body does, where it would read its next letter.
+        """
         if not self._open:
             self._open = True
+            self._actor.at_once = at_once
             self._actor.enter(Phase.READY)
 
     def __aiter__(self) -> Inbox[M_co]:
@@ -55,11 +63,12 @@ class Inbox(Generic[M_co]):
         if not self._open:
             raise RuntimeError(f"actor {actor.name} reads its inbox before it is ready")
         while True:
+            actor.own_up()
             try:
                 letter = await actor.receive.receive()
             except trio.EndOfChannel:
                 raise StopAsyncIteration from None
-            if actor.take(letter):
+            if actor.take_off(letter):
                 return letter
 
     async def batch(self, limit: int) -> list[Letter[M_co]]:
@@ -74,7 +83,7 @@ class Inbox(Generic[M_co]):
                 letter = self._actor.receive.receive_nowait()
             except (trio.WouldBlock, trio.EndOfChannel):
                 break
-            if self._actor.take(letter):
+            if self._actor.take_off(letter):
                 letters.append(letter)
         return letters
 
@@ -104,7 +113,8 @@ class Actor(Generic[M]):
     """One supervised body with its mailbox.
 
     `hand` keeps the letters in the order they were taken, so that taking and settling cost the same however many there
-    are and the oldest is the first.
+    are and the oldest is the first.  `queued` counts those that were posted and not read yet.  `at_once` is the body's
+    (`Inbox.ready`), `serving` while it runs, and `defect` what it last failed with, for the body to raise.
     """
 
     name: str
@@ -122,6 +132,11 @@ class Actor(Generic[M]):
     phase: Phase = Phase.STARTING
     since: float = 0.0
     hand: dict[Letter[Any], None] = attrs.field(factory=dict)
+    queued: int = 0
+    at_once: Callable[[Letter[Any]], object] | None = None
+    serving: bool = False
+    defect: Exception | None = None
+    context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     recent: deque[float] = attrs.field(factory=deque)  # crashes within the window
     handled: int = 0
     withdrawn: int = 0
@@ -137,6 +152,7 @@ class Actor(Generic[M]):
         """Run the body, again and again, until it returns or gives up."""
         self.starting = task_status
         here.set(self)
+        self.context = contextvars.copy_context()
         try:
             with self.scope:
                 while await self._live_once():
@@ -175,6 +191,8 @@ class Actor(Generic[M]):
             self.enter(Phase.WAITING, cause=error, delay=delay)
         else:
             return False
+        finally:
+            self.at_once = None
         with trio.move_on_after(delay):
             await self.closing.wait()
         # One that is to stop comes back at once, and only for the mail it still has.
@@ -211,7 +229,7 @@ class Actor(Generic[M]):
             logger.exception("the observer failed when actor %s was %s", self.name, phase.value)
 
     def take(self, letter: Letter[M]) -> bool:
-        """Take a letter off the queue; False when nobody waits for it any more."""
+        """Take a letter; False when nobody waits for it any more."""
         now = trio.current_time()
         if letter.withdrawn or letter.deadline <= now:
             self.withdrawn += 1
@@ -221,8 +239,46 @@ class Actor(Generic[M]):
         self.waited = max(self.waited, now - letter.posted)
         return True
 
+    def take_off(self, letter: Letter[M]) -> bool:
+        """Take a letter off the queue, see `take`; raises what `at_once` failed with, where the letter tells of it."""
+        self.queued -= 1
+        self.own_up()
+        return self.take(letter)
+
+    def own_up(self) -> None:
+        """Raise what `at_once` failed with, once."""
+        if self.defect is not None:
+            error, self.defect = self.defect, None
+            raise error
+
+    def post(self, letter: Letter[M]) -> None:
+        """Queue a letter; raises `trio.WouldBlock` where the mailbox is full."""
+        self.send.send_nowait(letter)
+        self.queued += 1
+
+    def serve(self, letter: Letter[M]) -> bool:
+        """Serve a letter at once, in the task that it comes from; False where it is to queue.
+
+        It is to where others queue, and for a letter that `at_once` itself gives rise to.
+        """
+        at_once = self.at_once
+        if at_once is None or self.queued or self.serving or letter.deadline <= letter.posted:
+            return False
+        self.take(letter)
+        self.serving = True
+        try:
+            self.context.run(at_once, letter)
+        except Exception as error:  # noqa: BLE001 - it is the body's to crash with
+            self.at_once, self.defect = None, error
+            with contextlib.suppress(trio.WouldBlock):  # the body does not wait for mail, and looks before it does
+                self.post(Letter(None, self.since, -math.inf))  # type: ignore[arg-type]  # nobody's: it wakes the body
+        finally:
+            self.serving = False
+        return True
+
     def close(self) -> None:
         """Take no more mail; the body sees the end of it once it has read what queues."""
+        self.at_once = None
         self.send.close()
         self.closing.set()
 

@@ -34,16 +34,12 @@ class Ref(Generic[M_contra]):
         asker = here.get()
         if asker is not None and asker.runtime is actor.runtime and actor.rank >= asker.rank:
             raise UpwardAsk(asker.name, actor.name)
+        await trio.lowlevel.checkpoint_if_cancelled()
         now = trio.current_time()
-        bell = trio.Event()
-        letter: Letter[Any] = Letter(message, now, now + within, bell=bell)
+        letter: Letter[Any] = Letter(message, now, now + within)
         try:
-            with trio.move_on_at(letter.deadline):
-                try:
-                    actor.send.send_nowait(letter)
-                except trio.WouldBlock:
-                    await actor.send.send(letter)
-                await bell.wait()
+            if not actor.serve(letter) or not letter.settled:
+                await self._wait(letter)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise ActorDown(actor.name) from actor.ruin
         finally:
@@ -60,14 +56,29 @@ class Ref(Generic[M_contra]):
             del letter  # a refusal's traceback holds this frame: no cycle
         return answer
 
+    async def _wait(self, letter: Letter[Any]) -> None:
+        """Wait until a letter is settled, as long as its asker has patience; one that was not taken yet is posted."""
+        actor = self._actor
+        bell = letter.bell = trio.Event()
+        with trio.move_on_at(letter.deadline):
+            if letter.taken is None:
+                try:
+                    actor.post(letter)
+                except trio.WouldBlock:
+                    await actor.send.send(letter)
+                    actor.queued += 1
+            await bell.wait()
+
     def tell(self, message: M_contra) -> None:
         """Post a message and forget it, upward too: it never waits.
 
         Raises `Overloaded` when the mailbox is full, `ActorDown` when it is closed.  Nobody learns whether it was done.
         """
         actor = self._actor
+        letter = Letter(message, trio.current_time(), float("inf"))
         try:
-            actor.send.send_nowait(Letter(message, trio.current_time(), float("inf")))
+            if not actor.serve(letter):
+                actor.post(letter)
         except trio.WouldBlock:
             actor.overloaded += 1
             raise Overloaded(actor.name) from None

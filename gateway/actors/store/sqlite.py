@@ -140,7 +140,7 @@ class SqliteStore:
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         """See `Store.look_up`; a file that fits in memory is read at once, which costs less than changing threads."""
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()
         if self._readers.size > _IN_LOOP_BYTES:
             return await self.fetch_many(queries)
         try:

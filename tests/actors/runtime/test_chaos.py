@@ -71,6 +71,18 @@ class Story:
                 self.seen[letter.message.id] += 1
                 nursery.start_soon(self.work, letter)
 
+    async def in_the_askers_task(self, inbox: Inbox[Do]) -> None:
+        def begin(letter: Letter[Do]) -> None:
+            self.seen[letter.message.id] += 1
+            if letter.message.end == "crash" and letter.message.hold == 0:
+                raise ValueError(letter.message.id)
+            nursery.start_soon(self.work, letter)
+
+        async with trio.open_nursery() as nursery:
+            inbox.ready(at_once=begin)
+            async for letter in inbox:
+                begin(letter)
+
     async def batch_by_batch(self, inbox: Inbox[Do]) -> None:
         inbox.ready()
         async for letters in inbox.batches(5):
@@ -114,7 +126,9 @@ async def ask(story: Story, ref: Ref[Do], number: int, rng: random.Random) -> No
 async def play(seed: int) -> Story:
     rng = random.Random(seed)
     story = Story()
-    body = rng.choice([story.one_by_one, story.all_at_once, story.batch_by_batch, story.impatiently])
+    body = rng.choice(
+        [story.one_by_one, story.all_at_once, story.batch_by_batch, story.impatiently, story.in_the_askers_task]
+    )
     restart = Restart(first=0.05, limit=rng.choice([1, 100]))
     grace = rng.choice([0, 0.2, 5])
     # The askers may outlive the runtime, or be cut off before it.
