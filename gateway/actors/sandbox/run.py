@@ -1,0 +1,309 @@
+"""One run, from `Spawn` to what it came to.
+
+The commit point stands between `Ready` and `Release`: whatever fails before it is told as a run that never was,
+whatever is lost after it as one that may have been.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import TypeVar
+
+import attrs
+import trio
+
+from gateway.actors.sandbox.closed import LAUNCHER_BROKEN, LAUNCHER_HUNG
+from gateway.actors.sandbox.link import Heard, Line, Link
+from gateway.actors.sandbox.pipes import Pipes, open_pipes
+from gateway.errors import ExecutionFailed, ExecutionReconciliation
+from gateway.sandbox import launcher_messages as messages
+from gateway.sandbox.artifacts import Bounds, Listing, listing
+from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Failed, Ready, Release, Spawn
+from gateway.sandbox.limits import Limits
+from gateway.sandbox.outcome import Cleanup, Denials, Evidence, Stop, Usage, decide
+from gateway.sandbox.output_text import Capture, Stream
+from gateway.sandbox.run_result import RunResult
+
+M = TypeVar("M")
+
+CALLED_OFF = "called_off"
+NO_DESCRIPTORS = "no_descriptors"
+NO_TIME = "deadline"
+SETUP_TIMEOUT = "setup_timeout"
+
+
+@attrs.frozen(eq=False)
+class Command:
+    """What is to be run, and when.
+
+    Attributes:
+        run: names it; the launcher knows no other of that name.
+        arguments: as the kernel takes them.
+        stdin: all of its standard input.
+        deadline: on trio's clock; what cannot be over by then is not begun.
+        release: `Work.release`.
+    """
+
+    run: str
+    arguments: tuple[bytes, ...] = attrs.field(repr=False)
+    stdin: bytes = attrs.field(repr=False)
+    limits: Limits
+    deadline: float
+    release: Callable[[], Awaitable[None]]
+
+    def begins_by(self, end_s: float) -> float:
+        """Return when it has to be let go at the latest, where what comes after it takes up to twice `end_s`."""
+        return self.deadline - self.limits.wall_time_ms / 1000 - 2 * end_s
+
+
+@attrs.define(eq=False)
+class Run:
+    """A run in a slot, under the filter `program`.
+
+    Attributes:
+        setup_s: how long it may take until it is ready.
+        end_s: how long each step after its last process may take.
+        released: the command may have run.
+        clean: nothing of it is left, as far as the launcher told.
+    """
+
+    command: Command
+    slot: int
+    link: Link = attrs.field(repr=False)
+    program: bytes = attrs.field(repr=False)
+    setup_s: float
+    end_s: float
+    released: bool = False
+    clean: bool = True
+    _called_off: bool = False
+
+    def call_off(self) -> None:
+        """Have it end as soon as it can; what it comes to is no result then."""
+        self._called_off = True
+        self._stop(Stop.CANCELLED)
+
+    async def live(self) -> RunResult:
+        """Make the run and return what it came to.
+
+        Raises `ExecutionFailed` with the reason where it never ran, `ExecutionReconciliation` where it may have and
+        what it came to is lost, and whatever `release` raises.
+        """
+        command = self.command
+        if self._called_off:
+            raise never_ran(CALLED_OFF)
+        with self.link.line(command.run) as line:
+            try:
+                opened = open_pipes(command.arguments, command.stdin, self.program)
+            except OSError as error:
+                raise never_ran(NO_DESCRIPTORS) from error
+            with closing(opened) as pipes:
+                began = trio.current_time()
+                ready = await self._set_up(pipes, line)
+                setup_ms = round((trio.current_time() - began) * 1000)
+                try:
+                    await self._commit(line)
+                    ended, capture = await self._run(pipes, line)
+                    disk_bytes, files = await _left(ready, command.limits)
+                finally:
+                    ready.close()
+            return self._result(ended, capture, disk_bytes, files, await self._clear(line, ended), setup_ms)
+
+    async def _set_up(self, pipes: Pipes, line: Line) -> Heard:
+        """Have it made ready; its descriptors are the caller's to close."""
+        command, limits = self.command, self.command.limits
+        left = command.begins_by(self.end_s) - trio.current_time()
+        if left <= 0:
+            raise never_ran(NO_TIME)
+        bounds = messages.Bounds(
+            cpu_us=limits.cpu_millis * 1000,
+            memory_bytes=limits.memory_bytes,
+            host_bytes=limits.host_bytes,
+            tasks=limits.tasks,
+            disk_bytes=limits.disk_bytes,
+            artifact_bytes=limits.artifact_bytes,
+            wall_us=limits.wall_time_ms * 1000,
+            single=limits.single,
+        )
+        self.clean = False
+        self.link.say(Spawn(command.run, self.slot, bounds), pipes.given)
+        pipes.hand_over()
+        heard = await self._heard(line, min(self.setup_s, left))
+        match heard:
+            case Heard(Ready(), (_, _)):
+                return heard
+            case Heard(Failed() as failed):
+                self.clean = failed.left is None
+                raise never_ran(CALLED_OFF if self._called_off else failed.reason, failed.detail)
+            case None:
+                raise await self._never(line, SETUP_TIMEOUT)
+        heard.close()
+        self.link.give_up(LAUNCHER_BROKEN)
+        raise never_ran(LAUNCHER_BROKEN)
+
+    async def _commit(self, line: Line) -> None:
+        """Make durable that it may have run; from here on it has."""
+        try:
+            await self.command.release()
+        except Exception:
+            await self._never(line, CALLED_OFF)
+            raise
+        if self._called_off:
+            raise await self._never(line, CALLED_OFF)
+        if trio.current_time() > self.command.begins_by(self.end_s):
+            raise await self._never(line, NO_TIME)
+        if self.link.lost is not None:
+            raise never_ran(self.link.lost)
+        self.released = True
+        self.link.say(Release(self.command.run))
+
+    async def _run(self, pipes: Pipes, line: Line) -> tuple[Ended, Capture]:
+        """Feed it and read it until it is over."""
+        limits = self.command.limits
+        capture, drained = Capture(limits.output_bytes), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pipes.write)
+            nursery.start_soon(self._read, pipes, capture, drained)
+            ended = await self._heard_of(line, Ended, limits.wall_time_ms / 1000 + self.end_s)
+            if ended is not None:
+                with trio.move_on_after(self.end_s):
+                    await drained.wait()
+            nursery.cancel_scope.cancel()
+        if ended is None:
+            self.link.give_up(LAUNCHER_HUNG)
+            raise lost(self.link.lost or LAUNCHER_HUNG)
+        return ended, capture
+
+    async def _read(self, pipes: Pipes, capture: Capture, drained: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_one, pipes.stdout, "stdout", capture)
+            nursery.start_soon(self._read_one, pipes.stderr, "stderr", capture)
+        drained.set()
+
+    async def _read_one(self, descriptor: int, stream: Stream, capture: Capture) -> None:
+        """Read to the end, or until it has written more than it may: nothing is read after that."""
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            if capture.passed:
+                return
+            try:
+                chunk = os.read(descriptor, capture.next_read)
+            except BlockingIOError:
+                continue
+            if not chunk:
+                return
+            if capture.feed(stream, chunk):
+                self._stop(Stop.OUTPUT)
+
+    async def _clear(self, line: Line, ended: Ended) -> Cleanup:
+        """Have removed what is left, once no descriptor of it is held here."""
+        self.link.say(Clear(self.command.run))
+        cleared = await self._heard_of(line, Cleared, self.end_s)
+        if cleared is None:
+            return Cleanup(ended.processes, None, None)
+        cleanup = Cleanup(ended.processes, cleared.mounts, cleared.cgroups)
+        self.clean = cleanup.verified
+        return cleanup
+
+    def _result(
+        self, ended: Ended, capture: Capture, disk_bytes: int | None, files: Listing, cleanup: Cleanup, setup_ms: int
+    ) -> RunResult:
+        stopped = None if ended.stopped is None else Stop(ended.stopped)
+        if stopped is None and capture.passed:
+            stopped = Stop.OUTPUT  # it ended by itself before it could be stopped for what it had written already
+        evidence = Evidence(
+            stopped=stopped,
+            exit_code=ended.exit_code,
+            sandbox_status=ended.sandbox_status,
+            oom_kills=ended.oom_kills or 0,
+            cpu_us=ended.cpu_us,
+            command_status=ended.command_status,
+        )
+        return RunResult(
+            ending=decide(evidence, self.command.limits),
+            stdout=capture.text("stdout"),
+            stderr=capture.text("stderr"),
+            artifacts=files,
+            usage=Usage(
+                cpu_millis=_ms(ended.cpu_us),
+                peak_memory_bytes=ended.peak_memory,
+                processes_peak=ended.peak_tasks,
+                wall_ms=_ms(ended.wall_us),
+                disk_bytes=disk_bytes,
+                output_bytes=capture.kept_bytes,
+                artifact_bytes=files.total_bytes,
+            ),
+            denials=Denials(ended.task_denials, ended.oom_kills),
+            cleanup=cleanup,
+            setup_ms=setup_ms,
+        )
+
+    async def _never(self, line: Line, reason: str) -> ExecutionFailed:
+        """End a run that was not let go, and return the failure that tells of it."""
+        if self.link.lost is not None:
+            return never_ran(self.link.lost)
+        self._stop(Stop.CANCELLED)
+        failed = await self._heard_of(line, Failed, self.end_s)
+        if failed is None:
+            self.link.give_up(LAUNCHER_HUNG)
+        else:
+            self.clean = failed.left is None
+        return never_ran(reason)
+
+    def _stop(self, why: Stop) -> None:
+        self.link.say(messages.Stop(self.command.run, why.value))
+
+    async def _heard(self, line: Line, within: float) -> Heard | None:
+        """Return what the launcher says next of it, None where it says nothing in time, or nothing more at all."""
+        with trio.move_on_after(within):
+            try:
+                return await line.receive()
+            except trio.EndOfChannel:
+                return None
+        return None
+
+    async def _heard_of(self, line: Line, kind: type[M], within: float) -> M | None:
+        """Return the next message of a kind, like `_heard`."""
+        until = trio.current_time() + within
+        while (heard := await self._heard(line, until - trio.current_time())) is not None:
+            if isinstance(heard.message, kind):
+                return heard.message
+            heard.close()
+        return None
+
+
+def never_ran(reason: str, detail: str = "") -> ExecutionFailed:
+    """Return the failure of a run that never ran; `detail` is for the node's log."""
+    told = ExecutionFailed(f"The command was not run ({reason}).", extra={"reason": reason})
+    if detail:
+        told.add_note(detail)
+    return told
+
+
+def lost(reason: str) -> ExecutionReconciliation:
+    """Return the failure of a run that may have run, and of which nothing is known."""
+    return ExecutionReconciliation(f"The command may have run ({reason}).", extra={"reason": reason})
+
+
+async def _left(ready: Heard, limits: Limits) -> tuple[int | None, Listing]:
+    """Return how much was written to `/scratch`, and what stands in `/out`, of a run whose processes are all dead."""
+    scratch, out = ready.descriptors
+    try:
+        told = os.statvfs(scratch)
+        disk_bytes = (told.f_blocks - told.f_bfree) * told.f_frsize
+    except OSError:
+        disk_bytes = None
+    try:
+        with os.scandir(out) as entries:
+            empty = next(entries, None) is None
+        if empty:
+            return disk_bytes, Listing((), complete=True)
+        bounds = Bounds(limits.artifact_bytes)
+        return disk_bytes, await trio.to_thread.run_sync(listing, out, bounds)
+    except OSError:
+        return disk_bytes, Listing((), complete=False)
+
+
+def _ms(us: int) -> int:
+    return round(us / 1000)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from gateway.actors.sandbox.link import Link, open_link
+from gateway.actors.sandbox.pipes import open_pipes
+from gateway.sandbox.launcher_messages import Bounds, Failed, Ready, Release, Spawn, Stop, Unfit, Up, packet
+from tests.actors.sandbox.scenes import SOON_S, descriptors, launched, script, settings_in, until
+
+BOUNDS = Bounds(1, 1, 1, 1, 1, 1, 1, single=False)
+
+
+def spawn(link: Link, run: str, **members: object) -> None:
+    with closing(open_pipes(script(**members), b"", b"")) as pipes:
+        link.say(Spawn(run, 0, BOUNDS), pipes.given)
+
+
+def opened(descriptor: int) -> str:
+    """Return the path of what is open."""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+async def greeting(images: Path, *options: str, within: float = SOON_S) -> Up | Unfit:
+    async with open_link(settings_in(images, *options).command(images / "image"), end_s=0.2) as link:
+        return await link.greeting(within)
+    raise AssertionError
+
+
+async def test_a_launcher_says_that_it_works(tmp_path: Path) -> None:
+    assert await greeting(tmp_path) == Up("0.8.0", "hybrid", 2, 0)
+
+
+async def test_one_that_cannot_work_here_says_why(tmp_path: Path) -> None:
+    told = await greeting(tmp_path, "--unfit")
+    assert told == Unfit("sandbox.userns_denied", "no user namespaces", "allow them")
+
+
+async def test_one_that_ends_before_it_says_anything_is_unfit_and_its_last_words_are_logged(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        told = await greeting(tmp_path, "--dies")
+    assert isinstance(told, Unfit)
+    assert told.reason == "sandbox.launcher_died"
+    assert "it cannot start" in [each.get("said") for each in logs]
+
+
+async def test_one_that_says_nothing_is_unfit_and_killed(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        told = await greeting(tmp_path, "--silent", within=0.3)
+    assert isinstance(told, Unfit)
+    assert told.reason == "sandbox.launcher_hung"
+    (killed,) = [each["pid"] for each in logs if each["event"] == "sandbox_launcher_killed"]
+    assert not psutil.pid_exists(killed)
+
+
+async def test_a_program_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(OSError, match="nowhere"):
+        async with open_link((str(tmp_path / "nowhere"),), end_s=1.0):
+            pass
+    assert descriptors() == before
+
+
+async def test_it_ends_with_the_block_and_leaves_nothing_open(tmp_path: Path) -> None:
+    before = descriptors()
+    async with launched(tmp_path) as here:
+        pid = here.link.process.pid
+    assert not psutil.pid_exists(pid)
+    assert descriptors() == before
+
+
+async def test_it_is_killed_where_it_does_not_end_by_itself(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with open_link(settings_in(tmp_path, "--stays").command(tmp_path / "image"), end_s=0.2) as link:
+            await link.greeting(SOON_S)
+    assert link.process.returncode == -signal.SIGKILL
+    assert "sandbox_launcher_killed" in [each["event"] for each in logs]
+
+
+async def test_it_ends_with_the_block_also_where_that_is_cancelled(tmp_path: Path) -> None:
+    links: list[Link] = []
+    with trio.CancelScope() as scope:
+        async with launched(tmp_path) as here:
+            links.append(here.link)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert links[0].process.returncode is not None
+
+
+async def test_descriptors_go_both_ways(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        with here.link.line("run-1") as line:
+            spawn(here.link, "run-1")
+            heard = await line.receive()
+            assert isinstance(heard.message, Ready)
+            assert [os.get_inheritable(each) for each in heard.descriptors] == [False, False]
+            assert [name.rpartition("/")[2] for name in map(opened, heard.descriptors)] == ["scratch", "out"]
+            heard.close()
+
+
+async def test_what_is_said_of_a_run_that_nobody_hears_leaves_nothing_open(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        before = descriptors()
+        with here.link.line("run-1"):
+            spawn(here.link, "run-1")
+            await until(lambda: len(descriptors()) == len(before) + 2)
+        spawn(here.link, "run-2")
+        spawn(here.link, "run-3")
+        with here.link.line("run-3") as line:
+            (await line.receive()).close()
+        await until(lambda: descriptors() == before)
+
+
+async def test_a_launcher_that_is_killed_is_lost_and_so_is_every_run_of_it(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        with here.link.line("run-1") as line:
+            os.kill(here.link.process.pid, signal.SIGKILL)
+            with trio.fail_after(SOON_S), pytest.raises(trio.EndOfChannel):
+                await line.receive()
+        assert here.link.lost == "sandbox.launcher_died"
+        assert here.link.over.is_set()
+        here.link.say(Release("run-1"))
+        with here.link.line("run-2") as line, pytest.raises(trio.EndOfChannel):
+            await line.receive()
+
+
+async def test_its_death_is_seen_also_where_another_process_holds_its_end_of_the_socket(tmp_path: Path) -> None:
+    text = "import os, sys, time\nif (pid := os.fork()): open(sys.argv[1], 'w').write(str(pid))\nelse: time.sleep(60)\n"
+    other = tmp_path / "pid"
+    async with open_link((sys.executable, "-I", "-S", "-c", text, str(other)), end_s=0.2) as link:
+        with trio.fail_after(SOON_S):
+            await link.over.wait()
+        assert link.lost == "sandbox.launcher_died"
+        os.kill(int(other.read_text()), signal.SIGKILL)
+
+
+async def test_what_is_no_message_ends_the_use_of_it() -> None:
+    text = "import socket, time; socket.socket(fileno=0).send(b'[]'); time.sleep(60)"
+    async with open_link((sys.executable, "-I", "-S", "-c", text), end_s=0.1) as link:
+        with trio.fail_after(SOON_S):
+            await link.over.wait()
+        assert link.lost == "sandbox.launcher_broken"
+
+
+async def test_what_the_socket_has_no_room_for_is_sent_in_order_once_it_has() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    process = await trio.lowlevel.open_process([sys.executable, "-I", "-S", "-c", "input()"], stdin=-1)
+    link = Link(process, ours)
+    read, write = os.pipe()
+    said = [packet(Stop(f"run-{number}", "cancelled")) for number in range(2000)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.speak)
+        for number in range(2000):
+            link.say(Stop(f"run-{number}", "cancelled"), [write] if number == 1999 else [])
+        os.close(write)
+        theirs.setblocking(False)
+        heard: list[bytes] = []
+        passed: list[int] = []
+        with trio.fail_after(SOON_S):
+            while len(heard) < len(said):
+                await trio.lowlevel.wait_readable(theirs)
+                text, more, _, _ = socket.recv_fds(theirs, 2**16, 1)
+                heard.append(text)
+                passed += more
+        nursery.cancel_scope.cancel()
+    assert heard == said
+    os.write(passed[0], b"x")
+    assert os.read(read, 1) == b"x"
+    process.kill()
+    await process.wait()
+    link.close()
+    theirs.close()
+    for each in (read, *passed):
+        os.close(each)
+
+
+async def test_a_failed_run_is_told_with_its_reason(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        with here.link.line("run-1") as line:
+            spawn(here.link, "run-1", fails="sandbox.no_room")
+            assert (await line.receive()).message == Failed("run-1", "sandbox.no_room", "as the script says")
