@@ -44,6 +44,9 @@ def test_the_commands_are_those_of_the_contract() -> None:
         "keys new",
         "keys rotate",
         "sandbox build",
+        "sandbox check",
+        "sandbox prove",
+        "sandbox run",
         "sandbox verify",
     }
 
