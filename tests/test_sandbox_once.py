@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ async def test_a_canary_that_is_not_content_is_told_beside_the_others(settings: 
 
 async def test_nothing_is_left_of_an_operator_s_run(settings: SandboxSettings) -> None:
     await run_once(settings, SandboxRequest(PRINTS))
-    assert leftovers(Wanted(prefix="gateway-once-")).fact == "nothing is left of earlier runs"
+    assert leftovers(Wanted(prefix=f"gateway-once-{os.getpid()}-")).fact == "nothing is left of earlier runs"
 
 
 @pytest.mark.parametrize(
