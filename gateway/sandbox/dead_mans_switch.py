@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from gateway.sandbox.cgroup_files import Descriptor
 from gateway.sandbox.cgroups import Cgroups
+
+ENDS_A_SERVICE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class DeadMansSwitch:
@@ -21,10 +22,13 @@ class DeadMansSwitch:
     def __init__(self, cgroups: Cgroups, prefix: str) -> None:
         """`prefix` begins the names of this launcher's groups, and of none that another launcher makes."""
         waits, held = os.pipe2(os.O_CLOEXEC)
+        # Until it ignores them it is not to be ended by them either.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS_A_SERVICE)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(held)
             _wait(waits, cgroups, prefix)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(waits)
         self._held = Descriptor(held)
 
@@ -38,12 +42,12 @@ def _wait(waits: int, cgroups: Cgroups, prefix: str) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for each in ENDS_A_SERVICE:
             signal.signal(each, signal.SIG_IGN)
         os.setsid()
         os.read(waits, 1)
         left = cgroups.sweep(prefix).left
         if left:
-            sys.stderr.write(f"launcher: {', '.join(map(str, left))} cannot be removed\n")
+            os.write(2, f"launcher: {', '.join(map(str, left))} cannot be removed\n".encode())
     finally:
         os._exit(0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from gateway.sandbox.bubblewrap import OUT, SCRATCH
@@ -78,12 +77,16 @@ def _harden_what_is_told(hears: int, user: int | None) -> None:
             _harden(int(told))
         code = 0
     except OSError as refused:
-        sys.stderr.write(f"launcher: hardening: {refused}\n")
+        _note(str(refused))
         code = refused.errno or UNKNOWN
     except RootKept as kept:
-        sys.stderr.write(f"launcher: hardening: cannot stop being {kept}\n")
+        _note(f"cannot stop being {kept}")
     finally:
         os._exit(code)
+
+
+def _note(what: str) -> None:
+    os.write(2, f"launcher: hardening: {what}\n".encode())
 
 
 def _await_blocked(init: int) -> None:

@@ -90,10 +90,11 @@ def rehearse(place: Place, user: int | None) -> FailedRehearsal | None:
         return FailedRehearsal("sandbox.setup_failed", "the launcher was ended", OTHERWISE)
     if ready and said[0].left is None:
         return None
-    return _explained(said[0], complaint)
+    return explained(said[0], complaint)
 
 
-def _explained(failed: Failed, complaint: bytes) -> FailedRehearsal:
+def explained(failed: Failed, complaint: bytes) -> FailedRehearsal:
+    """Return what follows from a set-up that failed, and from what bubblewrap said on its standard error."""
     reason = failed.reason
     if reason == "sandbox.bwrap_failed" and any(each in complaint for each in NAMESPACES_DENIED):
         reason = "sandbox.userns_denied"

@@ -1,0 +1,128 @@
+"""The launcher's loop, each time in a process of its own: it takes signals over, and reaps every child."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BEFORE = f"""
+import os, signal, sys, time
+sys.path.append({str(ROOT)!r})
+from gateway.sandbox.event_loop import EventLoop
+loop = EventLoop()
+def say(*what): print(*what, flush=True)
+"""
+
+
+def said(code: str) -> list[str]:
+    """Run it, with a loop, and return the lines that it said."""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", BEFORE + code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (ran.stderr, ran.returncode) == ("", 0)
+    return ran.stdout.splitlines()
+
+
+def test_moments_come_in_their_order_and_not_early() -> None:
+    code = """
+began = time.monotonic()
+loop.after(0.02, lambda: say("second", time.monotonic() - began >= 0.02))
+loop.after(0.01, lambda: say("first", time.monotonic() - began >= 0.01))
+loop.after(0.03, loop.stop)
+loop.run()
+"""
+    assert said(code) == ["first True", "second True"]
+
+
+def test_a_cancelled_moment_never_comes() -> None:
+    code = """
+moment = loop.after(0.001, lambda: say("came"))
+loop.after(0, moment.cancel)
+loop.after(0.02, loop.stop)
+loop.run()
+"""
+    assert said(code) == []
+
+
+def test_what_is_readable_is_called_until_it_is_not_watched() -> None:
+    code = """
+reads, writes = os.pipe()
+os.write(writes, b"abc")
+def read():
+    say(os.read(reads, 1).decode())
+    if len(seen) == 1:
+        loop.unwatch(reads)
+        loop.after(0.01, loop.stop)
+    seen.append(1)
+seen = []
+loop.watch(reads, read)
+loop.run()
+"""
+    assert said(code) == ["a", "b"]
+
+
+def test_a_child_is_reaped_with_its_status_and_an_orphan_is_reaped_too() -> None:
+    code = """
+from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl
+prctl(PR_SET_CHILD_SUBREAPER, 1)
+reads, writes = os.pipe()
+def child():
+    if os.fork() == 0:
+        os.read(reads, 1)
+        os._exit(0)
+    os._exit(7)
+pid = os.fork()
+if pid == 0:
+    child()
+rounds = []
+def reaped():
+    rounds.append(1)
+    if len(rounds) == 1:
+        os.write(writes, b"x")
+    else:
+        loop.stop()
+loop.on_exit(pid, lambda status: say(os.waitstatus_to_exitcode(status)))
+loop.on_reaped(reaped)
+loop.run()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    say("nobody")
+"""
+    assert said(code) == ["7", "nobody"]
+
+
+def test_sigterm_is_told_also_when_it_came_before_anybody_asked() -> None:
+    code = """
+os.kill(os.getpid(), signal.SIGTERM)
+def end():
+    say("term")
+    loop.stop()
+loop.on_terminate(end)
+loop.run()
+"""
+    assert said(code) == ["term"]
+
+
+def test_a_terminal_s_signals_are_the_node_s_business() -> None:
+    code = """
+for each in (signal.SIGINT, signal.SIGHUP):
+    os.kill(os.getpid(), each)
+loop.after(0.01, loop.stop)
+loop.run()
+say("here")
+"""
+    assert said(code) == ["here"]
+
+
+def test_a_loop_that_was_stopped_can_run_again() -> None:
+    code = """
+loop.stop()
+loop.run()
+loop.after(0, lambda: say("again"))
+loop.after(0.001, loop.stop)
+loop.run()
+"""
+    assert said(code) == ["again"]

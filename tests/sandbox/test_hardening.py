@@ -1,0 +1,47 @@
+"""A held sandbox is hardened, and who hardens it ends with the reason where that cannot be done."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from gateway.sandbox.hardening import Hardening
+from tests.sandbox.in_groups import descriptors
+from tests.sandbox.in_namespaces import sleeping
+from tests.sandbox.launcher_driver import Driver
+
+
+def code(hardening: Hardening) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(hardening.pid, 0)[1])
+
+
+def test_nothing_that_is_written_can_be_executed_and_proc_tells_of_its_own_alone(driver: Driver) -> None:
+    run = driver.spawn(["node", "-e", "0"])
+    assert run.ready is not None
+    pid = (Path(run.ready.places["pids"]) / "cgroup.procs").read_text().split()[-1]
+    mounts = {}
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        mounts[line.split()[4]] = line
+    for place in ("/scratch", "/out", "/proc"):
+        assert "rw,nosuid,nodev,noexec" in mounts[place]
+    assert "subset=pid" in mounts["/proc"]
+    assert {each.name for each in Path(f"/proc/{pid}/root/proc").iterdir()} == {"1", "self", "thread-self"}
+    driver.stop(run)
+    driver.failed(run)
+
+
+def test_without_an_aim_it_ends() -> None:
+    before = descriptors()
+    hardening = Hardening(None)
+    hardening.close()
+    assert code(hardening) == 0
+    assert descriptors() == before
+
+
+def test_whose_aim_is_gone_says_so() -> None:
+    with sleeping("-m") as pid:
+        pass
+    hardening = Hardening(None)
+    hardening.aim(pid)
+    assert code(hardening) == errno.ENOENT

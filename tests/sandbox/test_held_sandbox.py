@@ -1,0 +1,54 @@
+"""What a sandbox is given, and what is made of what bubblewrap tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.sandbox.held_sandbox import LONGEST_COMMAND, read_command
+from tests.sandbox.launcher_driver import Driver, bounded
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = os.memfd_create("command")
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("command", [[b"node"], [b"node", b"", b"\xff\n"], [b""]])
+def test_a_command_is_read_as_it_was_written_wherever_the_file_stands(file: int, command: list[bytes]) -> None:
+    os.write(file, b"".join(each + b"\0" for each in command))
+    assert read_command(file) == command
+
+
+@pytest.mark.parametrize("content", [b"", b"node", b"node\0-e", b"x" * LONGEST_COMMAND + b"\0"])
+def test_what_is_no_command_is_refused(file: int, content: bytes) -> None:
+    os.write(file, content)
+    with pytest.raises(ValueError, match="each end with NUL"):
+        read_command(file)
+
+
+def test_a_run_without_a_command_never_runs_and_leaves_nothing(driver: Driver) -> None:
+    run = driver.begin([])
+    failed = driver.failed(run)
+    assert (failed.reason, failed.left) == ("sandbox.setup_failed", None)
+    assert "each end with NUL" in failed.detail
+    assert run.stdout == b""
+
+
+def test_a_bound_that_cannot_be_set_up_fails_that_run_alone(driver: Driver) -> None:
+    run = driver.begin(["node", "-e", "0"], bounded(disk_bytes=0))
+    failed = driver.failed(run)
+    assert (failed.reason, failed.left) == ("sandbox.bwrap_failed", None)
+    assert failed.detail == "bubblewrap ended with 1 before the release"
+    assert b"--size" in run.stderr
+    assert driver.run(["node", "-e", "console.log(1)"]).stdout == b"1\n"
+
+
+def test_the_longest_command_there_may_be_is_handed_over_whole(driver: Driver) -> None:
+    arguments = ["ä" * 2048 + "𝄞" * 2048] * 29
+    script = "console.log(process.argv.length, new Set(process.argv.slice(1)).size, process.argv[1].length)"
+    assert driver.run(["node", "-e", script, *arguments]).stdout == b"30 1 6144\n"

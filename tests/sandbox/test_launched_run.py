@@ -1,0 +1,67 @@
+"""A run goes one way, whatever is said of it and in what order."""
+
+from __future__ import annotations
+
+from gateway.sandbox.launcher_messages import Clear
+from tests.sandbox.in_groups import eventually
+from tests.sandbox.launcher_driver import Driver, Run
+
+FOREVER = ["node", "-e", "setInterval(() => {}, 1000); console.log('there')"]
+
+
+def running(driver: Driver) -> Run:
+    run = driver.spawn(FOREVER)
+    driver.release(run)
+    assert eventually(lambda: b"there" in run.so_far(), within=10)
+    return run
+
+
+def test_the_first_reason_counts(driver: Driver) -> None:
+    run = running(driver)
+    driver.stop(run, "output")
+    driver.stop(run, "cancelled")
+    assert driver.ended(run).stopped == "output"
+    driver.stop(run, "wall")
+    driver.clear(run)
+
+
+def test_a_second_release_changes_nothing(driver: Driver) -> None:
+    run = running(driver)
+    driver.release(run)
+    driver.stop(run)
+    assert driver.ended(run).stopped == "cancelled"
+    driver.release(run)
+    assert driver.clear(run).cgroups == 0
+
+
+def test_clear_waits_for_the_end(driver: Driver) -> None:
+    run = running(driver)
+    driver.say(Clear(run.name))
+    driver.stop(run)
+    assert driver.ended(run).processes == 0
+    assert driver.clear(run).cgroups == 0
+
+
+def test_what_is_said_of_a_run_that_is_not_known_is_not_answered(driver: Driver) -> None:
+    stranger = Run("run-of-nobody", -1)
+    driver.release(stranger)
+    driver.stop(stranger)
+    assert driver.run(["node", "-e", "console.log(1)"]).stdout == b"1\n"
+
+
+def test_a_slot_is_free_again_after_a_failure_and_after_a_clear(driver: Driver) -> None:
+    run = driver.spawn(FOREVER)
+    driver.stop(run)
+    driver.failed(run)
+    assert driver.run(["node", "-e", "0"]).told().exit_code == 0
+    assert driver.run(["node", "-e", "0"]).told().exit_code == 0
+
+
+def test_what_the_command_left_running_ends_with_it(driver: Driver) -> None:
+    script = """
+const child = require('child_process').spawn('node', ['-e', 'setInterval(() => {}, 1e3); console.log(1)'],
+    {detached: true, stdio: ['ignore', 'pipe', 'inherit']});
+child.stdout.on('data', () => { console.log('there'); process.exit(3) });
+"""
+    ran = driver.run(["node", "-e", script])
+    assert (ran.stdout, ran.told().exit_code, ran.told().processes) == (b"there\n", 3, 0)

@@ -1,0 +1,36 @@
+"""What a rehearsal tells of a machine is the reason that the machine has, with the fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.sandbox.launcher_messages import Failed
+from gateway.sandbox.rehearsal import ALLOW_NAMESPACES, OTHERWISE, explained
+
+NAMESPACES = [
+    b"bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged user",
+    b"bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC)",
+    b"bwrap: setting up uid map: Permission denied",
+    b"bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted",
+]
+
+
+@pytest.mark.parametrize("complaint", NAMESPACES)
+def test_what_bubblewrap_says_of_namespaces_is_known(complaint: bytes) -> None:
+    told = explained(Failed("a", "sandbox.bwrap_failed", "bubblewrap ended with 1"), complaint)
+    assert (told.reason, told.fix) == ("sandbox.userns_denied", ALLOW_NAMESPACES)
+    assert complaint.decode() in told.detail
+
+
+def test_what_it_says_of_anything_else_is_told_as_it_is() -> None:
+    failed = Failed("a", "sandbox.bwrap_failed", "bubblewrap ended with 1")
+    told = explained(failed, b"bwrap: Can't find source path /image/usr: Permission denied\n")
+    assert (told.reason, told.fix) == ("sandbox.bwrap_failed", OTHERWISE)
+    assert told.detail == "bubblewrap ended with 1 bwrap: Can't find source path /image/usr: Permission denied"
+
+
+def test_a_reason_of_the_launcher_s_own_stays() -> None:
+    told = explained(Failed("a", "sandbox.hardening_failed", "Invalid argument", left="/sys/a"), NAMESPACES[0])
+    assert told.reason == "sandbox.hardening_failed"
+    assert "5.8" in told.fix
+    assert told.detail.endswith("/sys/a")
