@@ -150,10 +150,10 @@ class Link:
         async for chunk in stderr:
             *lines, rest = (rest + bytes(chunk)).split(b"\n")
             for line in lines:
-                log.warning("sandbox_launcher_said", pid=self.process.pid, said=_shown(line))
+                log.info("sandbox_launcher_said", pid=self.process.pid, said=_shown(line))
             rest = rest[-LONGEST_LINE:]
         if rest:
-            log.warning("sandbox_launcher_said", pid=self.process.pid, said=_shown(rest))
+            log.info("sandbox_launcher_said", pid=self.process.pid, said=_shown(rest))
 
     def close(self) -> None:
         """Close this end of the socket, and what could not be sent."""

@@ -145,13 +145,14 @@ class Run:
     async def _commit(self, line: Line) -> None:
         """Make durable that it may have run; from here on it has."""
         try:
-            await self.command.release()
+            with trio.move_on_at(self.command.begins_by(self.end_s)) as in_time:
+                await self.command.release()
         except Exception:
             await self._never(line, CALLED_OFF)
             raise
         if self._called_off:
             raise await self._never(line, CALLED_OFF)
-        if trio.current_time() > self.command.begins_by(self.end_s):
+        if in_time.cancel_called:
             raise await self._never(line, NO_TIME)
         if self.link.lost is not None:
             raise never_ran(self.link.lost)
