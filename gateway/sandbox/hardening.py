@@ -37,36 +37,55 @@ BLOCKED_WITHIN_S = 10.0
 LOOK_AGAIN_S = 0.0002
 """Between two looks whether bubblewrap has set up, which takes it some 3 ms."""
 UNKNOWN = 255
+DONE = b"\0"
 
 
 class Hardening:
-    """A child that hardens one sandbox; `pid` exits with 0, or with an errno, and is reaped by who made this."""
+    """A child that hardens one sandbox; `pid` exits with 0, or with an errno, and is reaped by who made this.
+
+    `done` is a descriptor that is readable when it is done, and at its end where it failed: that is known 1 ms before
+    its exit is.
+    """
 
     def __init__(self, user: int | None) -> None:
         """`user` is the host user that the sandbox runs as, None who this process is."""
         hears, tells = os.pipe2(os.O_CLOEXEC)
+        done, says = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _harden_what_is_told(hears, user)
+            _harden_what_is_told(hears, says, user)
         os.close(hears)
+        os.close(says)
         self._tells = Descriptor(tells)
+        self._done = Descriptor(done)
+
+    @property
+    def done(self) -> int:
+        """Its number, or -1 after `close`."""
+        return self._done.fileno()
+
+    def succeeded(self) -> bool:
+        """Return what there is to read at `done`: whether the sandbox is hardened."""
+        return os.read(self.done, 1) == DONE
 
     def aim(self, init: int) -> None:
         """Tell it the sandbox's first process, as the host counts."""
         os.write(self._tells.fileno(), str(init).encode())
-        self.close()
-
-    def close(self) -> None:
-        """Tell it nothing any more: without an aim it ends."""
         self._tells.close()
 
+    def close(self) -> None:
+        """Have nothing more to do with it: without an aim it ends."""
+        self._tells.close()
+        self._done.close()
 
-def _harden_what_is_told(hears: int, user: int | None) -> None:
+
+def _harden_what_is_told(hears: int, says: int, user: int | None) -> None:
     """Harden, and end this process."""
     code = UNKNOWN
     try:
         # What it has from the launcher is not to be held open: sockets, pipes and directories of runs.
         os.dup2(hears, 0)
+        os.dup2(says, 1)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if user is not None:
             stop_being_root(user)
@@ -75,6 +94,7 @@ def _harden_what_is_told(hears: int, user: int | None) -> None:
         if told:
             _await_blocked(int(told))
             _harden(int(told))
+            os.write(1, DONE)
         code = 0
     except OSError as refused:
         _note(str(refused))

@@ -106,7 +106,8 @@ class HeldSandbox:
             self._place.loop.on_exit(self._pid, self._over)
             self._place.loop.watch(self._tells.fileno(), self._read_status)
             self._hardening = Hardening(self._user)
-            self._place.loop.on_exit(self._hardening.pid, self._hardened)
+            self._place.loop.on_exit(self._hardening.pid, self._not_hardened)
+            self._place.loop.watch(self._hardening.done, self._hardened)
         except Exception as refused:
             # Whatever it is: this run has not begun, and the others go on.
             raise SetupFailed(getattr(refused, "reason", "sandbox.setup_failed"), str(refused)) from refused
@@ -158,15 +159,21 @@ class HeldSandbox:
                     self._tells.close()
                 self._told += part
 
-    def _hardened(self, status: int) -> None:
-        if self.group is None or not self.init or self._still:
-            return
+    def _not_hardened(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
+        if self._still or code == 0:
+            return
         if code in {errno.ENOENT, errno.ESRCH}:
             self._events.failed("sandbox.bwrap_failed", "bubblewrap's child is gone")
-            return
-        if code:
+        else:
             self._events.failed("sandbox.hardening_failed", os.strerror(code) if code > 0 else f"signal {-code}")
+
+    def _hardened(self) -> None:
+        if self.group is None or self._hardening is None:
+            return
+        done = self._hardening.succeeded()
+        self._forget_hardening()
+        if not done:
             return
         try:
             for place in (SCRATCH, OUT):
@@ -187,11 +194,16 @@ class HeldSandbox:
     def stand_still(self) -> None:
         """Go no further with setting up."""
         self._still = True
-        if self._hardening is not None:
-            self._hardening.close()
+        self._forget_hardening()
         for each in self._timers:
             each.cancel()
         self._timers.clear()
+
+    def _forget_hardening(self) -> None:
+        if self._hardening is not None:
+            self._place.loop.unwatch(self._hardening.done)
+            self._hardening.close()
+            self._hardening = None
 
     def let_go(self) -> None:
         """Let the command be executed."""

@@ -39,9 +39,19 @@ def test_without_an_aim_it_ends() -> None:
     assert descriptors() == before
 
 
+def test_the_end_of_one_without_an_aim_is_no_success() -> None:
+    hardening = Hardening(None)
+    hardening._tells.close()
+    assert not hardening.succeeded()
+    assert code(hardening) == 0
+    hardening.close()
+
+
 def test_whose_aim_is_gone_says_so() -> None:
     with sleeping("-m") as pid:
         pass
     hardening = Hardening(None)
     hardening.aim(pid)
+    assert not hardening.succeeded()
     assert code(hardening) == errno.ENOENT
+    hardening.close()
