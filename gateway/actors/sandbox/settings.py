@@ -28,6 +28,7 @@ class SandboxSettings:
         queue: runs that may wait.
         first_uid: where the launcher is root, slot n runs as the host's user `first_uid + n`.
         canary_interval_s: from the end of a round of canaries to the next.
+        doubt_s: from the end of a round to the next at the earliest, where a run gives reason to look again.
         canary_patience_s: how long a canary stands back behind runs that were sold.
         bubblewrap: the program; empty: the one on PATH.
         launcher: the words before the launcher's own command, that give it its privilege.
@@ -45,6 +46,7 @@ class SandboxSettings:
     queue: int = 4
     first_uid: int = 64_400
     canary_interval_s: float = 600.0
+    doubt_s: float = 30.0
     canary_patience_s: float = 60.0
     bubblewrap: str = ""
     launcher: tuple[str, ...] = ()

@@ -216,9 +216,9 @@ class _Supervisor:
             await self.pause(pause)
 
     async def pause(self, seconds: float) -> None:
-        """Wait until the next round is due: no later than there is doubt, but never at once."""
-        await trio.sleep(min(self.settings.retry_first_s, seconds))
-        with trio.move_on_after(seconds - self.settings.retry_first_s):
+        """Wait until the next round is due, or there is doubt: a caller may give rise to it, but not without end."""
+        await trio.sleep(min(self.settings.doubt_s, seconds))
+        with trio.move_on_after(seconds - self.settings.doubt_s):
             await self.doubted.wait()
         self.doubted = trio.Event()
 

@@ -41,6 +41,7 @@ def settings_in(images: Path, *options: str, **more: Any) -> SandboxSettings:
         "setup_s": 1.0,
         "end_s": 1.0,
         "retry_first_s": 0.05,
+        "doubt_s": 0.05,
         "canary_patience_s": 0.2,
         "bubblewrap": "/usr/bin/bwrap",
         "program": (*SCRIPTED, *options),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -53,12 +53,14 @@ class Scene:
             while not isinstance(self.place.now(), Standing) or self.place.starts < starts:  # noqa: ASYNC110 - bounded
                 await trio.sleep(0.02)
 
-    async def run(self, script: str, *, stdin: bytes = b"", **limits: int) -> RunResult:
+    async def run(
+        self, script: str, *, stdin: bytes = b"", release: Callable[[], Awaitable[None]] = at_once, **limits: int
+    ) -> RunResult:
         self.runs += 1
         bounds = Limits(**limits)
         arguments = (b"node", b"-e", script.encode())
         deadline = trio.current_time() + bounds.deadline_s
-        command = Command(f"run-{self.runs}", arguments, stdin, bounds, deadline, at_once)
+        command = Command(f"run-{self.runs}", arguments, stdin, bounds, deadline, release)
         return (await self.ref.ask(Execute(command), within=90)).result
 
     @property
@@ -77,6 +79,17 @@ async def scene(image: Path, *, canaries: int = 1, grace: float = 10.0, **more: 
         here = Scene(place, await runtime.start("sandbox", body), prefix)
         await here.open()
         yield here
+
+
+@attrs.define(eq=False)
+class Runs:
+    """Tells when a run is let go."""
+
+    let_go: trio.Event = attrs.field(factory=trio.Event)
+
+    async def release(self) -> None:
+        await at_once()
+        self.let_go.set()
 
 
 async def nobody_left() -> None:
@@ -139,16 +152,17 @@ async def test_nothing_grows_with_runs(image: Path) -> None:
 
 
 async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(image: Path) -> None:
+    runs = Runs()
     async with scene(image) as here:
         async with trio.open_nursery() as nursery:
 
             async def lose() -> None:
                 with pytest.raises(ExecutionReconciliation) as lost:
-                    await here.run("setInterval(() => {}, 1000)")
+                    await here.run("setInterval(() => {}, 1000)", release=runs.release)
                 assert lost.value.extra["reason"] == "sandbox.launcher_died"
 
             nursery.start_soon(lose)
-            await trio.sleep(0.5)
+            await runs.let_go.wait()
             assert uids_alive(FIRST_UID)
             os.kill(here.place.pid or 0, signal.SIGKILL)
             await nobody_left()

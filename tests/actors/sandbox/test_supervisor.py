@@ -239,6 +239,21 @@ async def test_a_run_that_could_not_be_begun_has_the_canaries_look_at_once(tmp_p
         await here.closed("sandbox.canary_userns")
 
 
+async def test_runs_that_cannot_be_begun_do_not_have_them_look_without_end(tmp_path: Path) -> None:
+    rounds = 0
+
+    def count(_: RunResult) -> None:
+        nonlocal rounds
+        rounds += 1
+
+    async with scene(tmp_path, canaries=[canary("inet", count)], doubt_s=60.0) as here:
+        await here.open()
+        for number in range(5):
+            await here.refused(ExecutionFailed, name=f"run-{number}", fails="sandbox.no_room")
+        await here.run("run-6")
+        assert rounds == 1
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -403,7 +418,7 @@ async def test_its_runs_are_told_apart_by_whether_they_may_have_run(tmp_path: Pa
 
         async def hold() -> None:
             blocked.set()
-            await trio.sleep(0.5)
+            await here.closed("sandbox.launcher_died")
 
         async def release() -> None:
             await trio.lowlevel.checkpoint()
@@ -416,7 +431,6 @@ async def test_its_runs_are_told_apart_by_whether_they_may_have_run(tmp_path: Pa
             await released.wait()
             nursery.start_soon(run, here, command(script(), run="waiting"))
             await until(lambda: here.place.room.waiting == 1)
-            await trio.sleep(0.05)
             os.kill(here.place.pid or 0, signal.SIGKILL)
         assert {name: type(each) for name, each in failures.items()} == {
             "held-back": ExecutionFailed,
