@@ -57,7 +57,8 @@ from tests.sandbox.in_groups import a_prefix, unavailable
 
 BUBBLEWRAP = shutil.which("bwrap") or ""
 KEPT_DOWNLOADS = Path(__file__).parents[2] / ".gateway" / "sandbox-downloads"
-FIRST_UID = 64400
+FIRST_UID = 64500 + 2 * (os.getpid() % 500)
+"""Of two slots; other tests that run at the same time have others."""
 WAIT_S = 20.0
 MIB = 1 << 20
 ROOMY = Bounds(

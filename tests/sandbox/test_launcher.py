@@ -340,6 +340,21 @@ class TestADeath:
             assert [run.stdout for run in runs] == [b"there\n" if released else b""] * 2
             assert standing(CGROUPS, driver.prefix) == []
 
+    @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "end of file"])
+    @pytest.mark.parametrize("after_ms", [0, 3, 6, 9, 12])
+    def test_in_the_midst_of_setting_up_lets_nothing_run(self, image_of_runs: Path, how: str, after_ms: int) -> None:
+        with launcher(image_of_runs) as driver:
+            runs = [driver.begin(node("console.log('there')"), slot=slot) for slot in (0, 1)]
+            time.sleep(after_ms / 1000)
+            if how == "end of file":
+                driver.hang_up()
+            else:
+                driver.process.send_signal(getattr(signal, how))
+            driver.gone()
+            assert none_alive(within=1.0)
+            assert [run.stdout for run in runs] == [b"", b""]
+            assert eventually(lambda: standing(CGROUPS, driver.prefix) == [], within=1.0)
+
     def test_of_the_switch_ends_the_launcher(self, image_of_runs: Path) -> None:
         with launcher(image_of_runs) as driver:
             children = Path(f"/proc/{driver.process.pid}/task/{driver.process.pid}/children").read_text().split()
