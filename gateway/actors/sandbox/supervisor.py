@@ -288,7 +288,7 @@ class _Supervisor:
             raise (lost(CRASHED) if run.released else never_ran(CRASHED)) from error
         finally:
             slot.spoiled = not run.clean
-            if slot.spoiled and self.place.room.usable == 1:
+            if slot.spoiled and launched.link.lost is None and self.place.room.usable == 1:
                 self.end(Closed(CLEANUP_FAILED, "something was left of a run in every slot"))
         if result.ending.outcome is Outcome.NOT_STARTED:
             self.doubted.set()

@@ -171,6 +171,27 @@ async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(
         assert (await here.run("console.log(1)")).stdout.kept == b"1\n"
 
 
+async def test_a_launcher_that_hangs_is_killed_with_its_runs_and_another_opens(image: Path) -> None:
+    runs = Runs()
+    async with scene(image, end_s=0.5) as here:
+        pid = here.place.pid
+        assert pid is not None
+        async with trio.open_nursery() as nursery:
+
+            async def lose() -> None:
+                with pytest.raises(ExecutionReconciliation) as lost:
+                    await here.run("setInterval(() => {}, 1000)", release=runs.release, wall_time_ms=500)
+                assert lost.value.extra["reason"] == "sandbox.launcher_hung"
+
+            nursery.start_soon(lose)
+            await runs.let_go.wait()
+            os.kill(pid, signal.SIGSTOP)
+        await here.open(starts=2)
+        assert not psutil.pid_exists(pid)
+        await nobody_left()
+        assert here.groups == ()
+
+
 async def test_a_node_that_gives_up_its_supervisor_leaves_no_run_behind(image: Path) -> None:
     async with trio.open_nursery() as nursery, scene(image, grace=0.1) as here:
 

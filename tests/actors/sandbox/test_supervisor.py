@@ -470,6 +470,15 @@ async def test_with_every_slot_spoiled_it_closes_and_begins_with_another_launche
         assert (here.place.starts, here.place.room.usable, here.place.room.quarantined) == (2, 2, set())
 
 
+async def test_what_a_lost_launcher_did_not_clear_is_not_taken_for_a_cleanup_that_failed(tmp_path: Path) -> None:
+    async with scene(tmp_path, slots=1) as here:
+        await here.open()
+        result = (await here.run(out="x", at="cleared", then="die")).result
+        assert (result.stdout.kept, result.cleanup.verified) == (b"x", False)
+        await here.open(2)
+        assert here.told == ["open", "sandbox.launcher_died", "open"]
+
+
 async def test_a_spoiled_slot_is_mended_by_another_launcher_once_nothing_runs(tmp_path: Path) -> None:
     async with scene(tmp_path, canary_interval_s=0.2) as here:
         await here.open()
