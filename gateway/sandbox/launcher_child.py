@@ -124,7 +124,9 @@ def _limit(bounds: Bounds, *, alone: bool) -> None:
         within = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(what, (within, within))
     # Where the whole machine runs out of memory, a run goes first.
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(score, b"1000")
+    os.close(score)
 
 
 def _set_aside(descriptors: Descriptors) -> None:

@@ -20,7 +20,9 @@ class MountNamespace:
         """`user` is the host user that all in there are, None this process's own.  Raises `OSError`."""
         namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._number = mount_namespace_id(namespace)
+            number = mount_namespace_id(namespace)
+            # To who may not look the kernel says that there is none: then it is of no use later.
+            self._number = number if number is not None and mounts_in(number) else None
             self._inode = os.fstat(namespace).st_ino
         finally:
             os.close(namespace)

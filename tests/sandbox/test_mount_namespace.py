@@ -33,6 +33,14 @@ def test_a_process_of_another_user_with_that_number_is_not_of_the_run(monkeypatc
         assert MountNamespace(pid, 64400).left() == 0
 
 
+def test_a_kernel_that_tells_of_none_while_it_stands_is_not_believed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_namespace, "mounts_in", lambda _: 0)
+    with sleeping("-m") as pid:
+        namespace = MountNamespace(pid, None)
+        assert namespace.left() == 1
+    assert namespace.left() == 0
+
+
 def test_a_process_that_is_gone_has_none() -> None:
     with sleeping("-m") as pid:
         pass
