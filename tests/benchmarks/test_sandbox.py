@@ -1,0 +1,391 @@
+"""A sandboxed `node -e 0` beside the same node without a sandbox, in turns on one machine; and what 500 runs leave.
+
+The floor is the image's own node under the image's own loader: spawned, its output read to the end, reaped.  Of a paid
+run settlement is left out: the node talks to facilitator and chain through a `Stopwatch` each, and what these saw is
+taken off each call; its own part in it stays.  Signing, and the price question before it, are the buyer's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import attrs
+import httpx
+import psutil
+import pytest
+
+from gateway.sandbox.cgroups import find
+from gateway.sandbox.image_lock import load_lock
+from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Ready, Release, Spawn
+from gateway.sandbox.seccomp import load_filter
+from gateway.world.world import World, world_in_thread
+from tests.sandbox.launcher_driver import ROOMY, Driver, launcher, pinned_image, require_a_sandbox
+from tests.world.scenarios.node_process import QUICK, NodeProcess, pause, running
+from tests.world.scenarios.purchase import Challenge, fresh_key, x402, x402_payload
+
+One = TypeVar("One")
+Other = TypeVar("Other")
+
+EXECUTE = "/v1/sandbox/execute"
+COMMAND = ("node", "-e", "0")
+BODY = {"command": list(COMMAND)}
+PAIRS = 40
+LAUNCHER_BAR, PAID_BAR = 1.2, 1.5
+OPENS_S = 60.0
+BEFORE_COUNTING = 10
+"""Runs after which all that is made once has been made: caches, threads, connections."""
+NODE_MIB, LAUNCHER_MIB = 6.0, 1.0
+"""What the node may keep in memory of results it has just given, and what an allocator does not give back."""
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Path]:
+    require_a_sandbox()
+    with pinned_image() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world_in_thread(tmp_path_factory.mktemp("world"), block_time=None) as opened:
+        yield opened
+
+
+# -- the floor ---------------------------------------------------------------------------------------------------------
+
+
+def bare(image: Path) -> float:
+    """Run the command without a sandbox, and return how long it took in seconds."""
+    loader, libraries = image / "usr/lib" / load_lock().interpreter, image / "usr/lib"
+    command = [str(loader), "--library-path", str(libraries), str(image / "usr/bin/node"), *COMMAND[1:]]
+    nothing, (reads, writes) = os.open("/dev/null", os.O_RDWR), os.pipe()
+    streams = [(os.POSIX_SPAWN_DUP2, each, at) for at, each in enumerate((nothing, writes, writes))]
+    began = time.perf_counter()
+    pid = os.posix_spawn(loader, command, {"PATH": "/usr/bin"}, file_actions=streams)
+    os.close(writes)
+    said = os.read(reads, 1)
+    _, status = os.waitpid(pid, 0)
+    took = time.perf_counter() - began
+    os.close(reads)
+    os.close(nothing)
+    assert (said, status) == (b"", 0)
+    return took
+
+
+# -- the launcher alone ------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Steps:
+    """Seconds of one run through the launcher: until it is held, until its end is told, until it is cleared away.
+
+    `wall` is what the launcher says of its time from the release on.
+    """
+
+    set_up: float
+    run: float
+    clear: float
+    wall: float
+
+    @property
+    def whole(self) -> float:
+        return self.set_up + self.run + self.clear
+
+
+def by_launcher(driver: Driver, program: bytes) -> Steps:
+    """Make a run; its descriptors are made before the clock starts."""
+    name, nothing, (reads, writes) = f"run-{secrets.token_hex(4)}", os.open("/dev/null", os.O_RDWR), os.pipe()
+    files = []
+    for content in (b"".join(each.encode() + b"\0" for each in COMMAND), program):
+        files.append(os.memfd_create("given"))
+        os.pwrite(files[-1], content, 0)
+    began = time.perf_counter()
+    driver.say(Spawn(name, 0, ROOMY), [nothing, writes, writes, *files])
+    os.close(writes)
+    _, directories = driver.expect(Ready, name)
+    held = time.perf_counter()
+    driver.say(Release(name))
+    said = os.read(reads, 1)
+    ended, _ = driver.expect(Ended, name)
+    over = time.perf_counter()
+    for each in (*directories, reads, nothing, *files):
+        os.close(each)
+    driver.say(Clear(name))
+    cleared, _ = driver.expect(Cleared, name)
+    gone = time.perf_counter()
+    assert (said, ended.exit_code, ended.processes, cleared.mounts, cleared.cgroups) == (b"", 0, 0, 0, 0)
+    return Steps(held - began, over - held, gone - over, ended.wall_us / 1e6)
+
+
+@pytest.mark.benchmark
+def test_the_launcher_beside_bare_node(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = load_filter(platform.machine(), single=False).program
+    with launcher(image) as driver:
+        by_launcher(driver, program)
+        bare(image)
+        before = _spent(driver.process.pid)
+        ours, floor = in_turns(lambda: by_launcher(driver, program), lambda: bare(image))
+        pause(0.05)  # what a process has used is told once it has been reaped
+        used = [(now - then) / PAIRS * 1e3 for now, then in zip(_spent(driver.process.pid), before, strict=True)]
+    whole = [each.whole / least for each, least in zip(ours, floor, strict=True)]
+    held = [(each.set_up + each.wall) / least for each, least in zip(ours, floor, strict=True)]
+    with capsys.disabled():
+        print(f"\nbare node: {told(floor)}; load {os.getloadavg()[0]:.2f}")
+        for step in attrs.fields_dict(Steps):
+            print(f"{step}: {told([getattr(each, step) for each in ours])}")
+        print(f"set_up and wall: {compared(held, LAUNCHER_BAR)}")
+        print(f"launcher: {told([each.whole for each in ours])}; {compared(whole, LAUNCHER_BAR)}")
+        print(f"CPU of all processes: {used[0]:.1f} ms a run, bare {used[1]:.1f}; ratio {used[0] / used[1]:.2f}")
+
+
+def _spent(launcher: int) -> tuple[float, float]:
+    """Return the processor seconds of a launcher and its runs, and those of this process's own children."""
+    times, own = psutil.Process(launcher).cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return times.user + times.system + times.children_user + times.children_system, own.ru_utime + own.ru_stime
+
+
+# -- a node --------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch(ThreadingHTTPServer):
+    """A door before a facilitator or a chain; `calls` are when each call came and when its answer was there."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Timed)
+        self.behind = urlsplit(behind)
+        self.calls: list[tuple[float, float]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{self.behind.path}"
+
+
+class _Timed(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    _behind: HTTPConnection | None = None
+
+    def _pass_on(self) -> None:
+        assert isinstance(self.server, Stopwatch)
+        began = time.perf_counter()
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self._behind is None:
+            self._behind = HTTPConnection(self.server.behind.netloc, timeout=60)
+        self._behind.request(self.command, self.path, content, {"Content-Type": "application/json"})
+        answer = self._behind.getresponse()
+        body = answer.read()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.server.calls.append((began, time.perf_counter()))
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    do_GET = do_POST = _pass_on  # noqa: N815 - the standard library's
+
+    def finish(self) -> None:
+        """Close both connections."""
+        super().finish()
+        if self._behind is not None:
+            self._behind.close()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's
+        pass
+
+
+@contextmanager
+def stopwatch(behind: str) -> Iterator[Stopwatch]:
+    with Stopwatch(behind) as door:
+        thread = threading.Thread(target=door.serve_forever, name="stopwatch")
+        thread.start()
+        try:
+            yield door
+        finally:
+            door.shutdown()
+            thread.join()
+
+
+@attrs.define
+class Seller:
+    """A node that sells sandboxed runs, and what is needed to buy them."""
+
+    node: NodeProcess
+    world: World
+    doors: tuple[Stopwatch, Stopwatch]
+    client: httpx.Client
+    bought: int = 0
+
+    def buy(self) -> tuple[float, Mapping[str, object]]:
+        """Buy one run; returns its seconds without those of settlement, and what the node measured of it."""
+        named, payer = {"Idempotency-Key": fresh_key()}, self.world.payers[self.bought % len(self.world.payers)]
+        self.bought += 1
+        challenge = Challenge.of(self.client.post(EXECUTE, json=BODY, headers=named))
+        credential = x402(x402_payload(challenge, payer))
+        for door in self.doors:
+            door.calls.clear()
+        began = time.perf_counter()
+        answer = self.client.post(EXECUTE, json=BODY, headers=named | credential)
+        took = time.perf_counter() - began - covered([call for door in self.doors for call in door.calls], began)
+        assert answer.status_code == 200, answer.text
+        told: dict[str, object] = answer.json()["execution"]
+        return took, told
+
+    def wait_until_open(self) -> None:
+        for _ in range(int(OPENS_S / 0.1)):
+            if self.client.post(EXECUTE, json=BODY, headers={"Idempotency-Key": fresh_key()}).status_code == 402:
+                return
+            pause(0.1)
+        raise AssertionError(f"the sandbox did not open within {OPENS_S:g} s:\n{self.node.log[-3000:]}")
+
+    @property
+    def launcher(self) -> psutil.Process:
+        (found,) = (each for each in psutil.Process(self.node.pid).children() if "launcher.py" in str(each.cmdline()))
+        return found
+
+
+@pytest.fixture(scope="module")
+def seller(world: World, image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seller]:
+    with stopwatch(world.facilitator_url) as facilitator, stopwatch(world.node_rpc_url) as chain:
+        node = NodeProcess.of(
+            world,
+            tmp_path_factory.mktemp("node"),
+            sandbox={"enabled": True, "image": str(image.parent)},
+            payment={**QUICK, "facilitator_url": facilitator.url, "rpc_urls": [chain.url]},
+        )
+        with running(node), httpx.Client(base_url=node.url, timeout=60, trust_env=False) as client:
+            opened = Seller(node, world, (facilitator, chain), client)
+            opened.wait_until_open()
+            yield opened
+
+
+@pytest.mark.benchmark
+@pytest.mark.world
+def test_a_paid_run_beside_bare_node(seller: Seller, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(BEFORE_COUNTING):
+        seller.buy()
+        bare(image)
+    bought, floor = in_turns(seller.buy, lambda: bare(image))
+    ratios = [took / least for (took, _), least in zip(bought, floor, strict=True)]
+    with capsys.disabled():
+        print(f"\nbare node: {told(floor)}; load {os.getloadavg()[0]:.2f}")
+        for name, path in {"setupMs": ("setupMs",), "wallMs": ("usage", "wallMs")}.items():
+            print(f"{name}: {median(_within(execution, path) for _, execution in bought):.0f} ms p50")
+        print(f"paid run, settlement left out: {told([took for took, _ in bought])}; {compared(ratios, PAID_BAR)}")
+
+
+def _within(execution: Mapping[str, object], path: Sequence[str]) -> float:
+    found: object = execution
+    for name in path:
+        assert isinstance(found, Mapping)
+        found = found[name]
+    assert isinstance(found, int)
+    return found
+
+
+def covered(spans: Sequence[tuple[float, float]], began: float) -> float:
+    """Return how long at least one of them lasts after a moment: some calls are made together."""
+    total, until = 0.0, began
+    for begins, ends in sorted(spans):
+        total += max(ends - max(begins, until), 0.0)
+        until = max(until, ends)
+    return total
+
+
+# -- what runs leave ---------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Held:
+    """What a node and its launcher hold between two runs."""
+
+    descriptors: tuple[int, int]
+    processes: tuple[int, int]
+    zombies: int
+    groups: int
+    resident_mib: tuple[float, float] = attrs.field(eq=False)
+
+    @classmethod
+    def by(cls, seller: Seller) -> Held:
+        both = psutil.Process(seller.node.pid), seller.launcher
+        below = both[0].children(recursive=True)
+        prefix = json.loads(both[1].cmdline()[-1])["prefix"]
+        return cls(
+            (both[0].num_fds(), both[1].num_fds()),
+            (len(both[0].children()), len(both[1].children())),
+            sum(each.status() == psutil.STATUS_ZOMBIE for each in below),
+            len(find().leftovers(prefix)),
+            (both[0].memory_info().rss / 2**20, both[1].memory_info().rss / 2**20),
+        )
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("runs", [25, pytest.param(500, marks=pytest.mark.campaign)])
+def test_runs_leave_nothing_behind(seller: Seller, runs: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(BEFORE_COUNTING):
+        seller.buy()
+    before = settled(seller, lambda held: held.zombies == 0)
+    for _ in range(runs):
+        seller.buy()
+    after = settled(seller, lambda held: held == before)
+    assert after == before
+    assert after.zombies == 0
+    grown = [then - now for then, now in zip(after.resident_mib, before.resident_mib, strict=True)]
+    with capsys.disabled():
+        print(f"\n{runs} runs: {after}; grown by {grown[0]:.2f} and {grown[1]:.2f} MiB")
+    assert grown[0] <= NODE_MIB
+    assert grown[1] <= LAUNCHER_MIB
+
+
+def settled(seller: Seller, is_so: Callable[[Held], bool]) -> Held:
+    """Return what is held once it is so, or what is held still after a second."""
+    held = Held.by(seller)
+    for _ in range(50):
+        if is_so(held):
+            break
+        pause(0.02)
+        held = Held.by(seller)
+    return held
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def in_turns(one: Callable[[], One], other: Callable[[], Other]) -> tuple[list[One], list[Other]]:
+    """Do both as often as there are pairs, each first in every other pair."""
+    ones: list[One] = []
+    others: list[Other] = []
+    for number in range(PAIRS):
+        if number % 2:
+            others.append(other())
+        ones.append(one())
+        if not number % 2:
+            others.append(other())
+    return ones, others
+
+
+def told(seconds: Sequence[float]) -> str:
+    ordered = sorted(seconds)
+    p90 = ordered[len(ordered) * 9 // 10]
+    return f"p50 {median(ordered) * 1e3:.1f} ms ({ordered[0] * 1e3:.1f} at least, p90 {p90 * 1e3:.1f})"
+
+
+def compared(ratios: Sequence[float], bar: float) -> str:
+    return f"ratio {median(ratios):.2f} of {len(ratios)} pairs (bar {bar})"
