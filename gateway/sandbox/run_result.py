@@ -45,7 +45,6 @@ class RunResult:
             "stdout": self.stdout.as_json(),
             "stderr": self.stderr.as_json(),
             "artifacts": [each.as_json() for each in self.artifacts.artifacts],
-            "artifactsComplete": self.artifacts.complete,
         }
 
     def measured(self) -> dict[str, Any]:
@@ -54,5 +53,6 @@ class RunResult:
             "usage": self.usage.as_json(),
             "denials": self.denials.as_json(),
             "cleanup": self.cleanup.as_json(),
+            "artifactsComplete": self.artifacts.complete,
             "setupMs": self.setup_ms,
         }

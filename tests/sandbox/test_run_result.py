@@ -22,14 +22,15 @@ def test_an_output_says_how_it_ended_what_was_written_and_what_was_left() -> Non
     assert (output["outcome"], output["exitCode"], output["signal"]) == ("exited", 3, None)
     assert (output["stdout"]["data"], output["stderr"]["data"]) == ("42\n", "/w==")
     assert [each["name"] for each in output["artifacts"]] == ["a", "b"]
-    assert output["artifactsComplete"] is False
+    assert set(output) == {"outcome", "exitCode", "signal", "stdout", "stderr", "artifacts"}
 
 
 def test_what_was_measured_is_told_apart_from_it() -> None:
     measured = RESULT.measured()
-    assert set(measured) == {"usage", "denials", "cleanup", "setupMs"}
+    assert set(measured) == {"usage", "denials", "cleanup", "artifactsComplete", "setupMs"}
     assert measured["usage"]["cpuMillis"] == 40
     assert measured["denials"] == {"processes": 2, "oomKills": 0}
     assert measured["cleanup"]["verified"] is True
+    assert measured["artifactsComplete"] is False
     assert measured["setupMs"] == 12
     assert set(measured) & set(RESULT.output()) == set()

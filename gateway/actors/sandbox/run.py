@@ -166,15 +166,19 @@ class Run:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipes.write)
             nursery.start_soon(self._read, pipes, capture, drained)
-            ended = await self._heard_of(line, Ended, limits.wall_time_ms / 1000 + self.end_s)
-            if ended is not None:
+            over = await self._heard_of(line, (Ended, Failed), limits.wall_time_ms / 1000 + self.end_s)
+            if isinstance(over, Ended):
                 with trio.move_on_after(self.end_s):
                     await drained.wait()
             nursery.cancel_scope.cancel()
-        if ended is None:
-            self.link.give_up(LAUNCHER_HUNG)
-            raise lost(self.link.lost or LAUNCHER_HUNG)
-        return ended, capture
+        match over:
+            case Ended():
+                return over, capture
+            case Failed():  # it had died before it could be let go, and the launcher let nothing go
+                self.clean = over.left is None
+                raise never_ran(over.reason, over.detail)
+        self.link.give_up(LAUNCHER_HUNG)
+        raise lost(self.link.lost or LAUNCHER_HUNG)
 
     async def _read(self, pipes: Pipes, capture: Capture, drained: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
@@ -264,11 +268,11 @@ class Run:
                 return None
         return None
 
-    async def _heard_of(self, line: Line, kind: type[M], within: float) -> M | None:
-        """Return the next message of a kind, like `_heard`."""
+    async def _heard_of(self, line: Line, kinds: type[M] | tuple[type[M], ...], within: float) -> M | None:
+        """Return the next message of these kinds, like `_heard`."""
         until = trio.current_time() + within
         while (heard := await self._heard(line, until - trio.current_time())) is not None:
-            if isinstance(heard.message, kind):
+            if isinstance(heard.message, kinds):
                 return heard.message
             heard.close()
         return None

@@ -43,7 +43,8 @@ class Script:
     """What a run does.
 
     `at` is one of spawned, released, ended and cleared: there it does `then`, which is `die`, `hang` or `garbage`.
-    `fails` is the reason of a set-up that fails, `left` what is left of it.  `waits` has it run until it is stopped.
+    `fails` is the reason of a set-up that fails, or of one that is `ready` before it does; `left` what is left of it.
+    `waits` has it run until it is stopped.
     `keeps_output_open` has somebody else hold its standard output.  Without an `exit_code` it was never executed.
     """
 
@@ -55,6 +56,7 @@ class Script:
     at: str = ""
     then: str = ""
     fails: str = ""
+    ready: bool = False
     left: str | None = None
     waits: bool = False
     stopped: str | None = None
@@ -121,7 +123,8 @@ class Launcher:
             case Spawn():
                 self.spawn(message, descriptors)
             case Release(name):
-                self.runs[name].released.set()
+                if name in self.runs:
+                    self.runs[name].released.set()
             case Stop(name, reason):
                 self.stop(name, reason)
             case Clear(name):
@@ -148,10 +151,8 @@ class Launcher:
         script = Script(**json.loads(words[0]))
         directory = Path(tempfile.mkdtemp(dir=self.place))
         run = self.runs[spawn.run] = Run(spawn.run, script, descriptors, directory)
-        if script.fails:
-            run.close(0, 1, 2)
-            del self.runs[spawn.run]
-            self.say(Failed(spawn.run, script.fails, "as the script says", script.left))
+        if script.fails and not script.ready:
+            self.fail(run)
             return
         if not self.comes_to(run, "spawned"):
             return
@@ -161,7 +162,15 @@ class Launcher:
         self.say(Ready(spawn.run, {"memory": "/nowhere"}, 1000), tuple(places))
         for each in places:
             os.close(each)
+        if script.fails:
+            self.fail(run)
+            return
         threading.Thread(target=self.go_on, args=(run,), daemon=True).start()
+
+    def fail(self, run: Run) -> None:
+        run.close(0, 1, 2)
+        del self.runs[run.name]
+        self.say(Failed(run.name, run.script.fails, "as the script says", run.script.left))
 
     def go_on(self, run: Run) -> None:
         run.released.wait()

@@ -140,6 +140,14 @@ async def test_a_set_up_that_leaves_something_is_not_clean(here: Launched) -> No
     assert not run.clean
 
 
+async def test_a_run_that_died_before_it_was_let_go_never_ran_and_is_told_at_once(here: Launched) -> None:
+    run = here.run(command(script(fails="sandbox.bubblewrap_died", ready=True)))
+    assert await reason_of(run, ExecutionFailed) == "sandbox.bubblewrap_died"
+    assert run.clean
+    assert here.link.lost is None
+    assert (await live(here.run(command(script(), run="the-next")))).ending.outcome is Outcome.EXITED
+
+
 async def test_a_commit_point_that_is_not_made_durable_has_it_never_run(here: Launched) -> None:
     async def refuse() -> None:
         await at_once()
