@@ -108,7 +108,7 @@ class Connection:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
         self._shared = shared
         self._limits = shared.limits
-        self._waiting = trio.CancelScope()
+        self._waiting: trio.CancelScope | None = None  # of the reader, while it waits for bytes
         self._deadline = self.idle_since + shared.limits.header_timeout_s
         self._phase = Phase.IDLE
         self._served = False
@@ -161,7 +161,8 @@ class Connection:
         self._ending = True
         if self._phase is Phase.IDLE:
             self._deadline = min(self._deadline, self.idle_since + (0 if self._served else _FRESH_S))
-            self._waiting.deadline = self._deadline
+            if self._waiting is not None:
+                self._waiting.deadline = self._deadline
 
     def _turn(self, phase: Phase) -> None:
         """Enter a phase, with its deadline."""
@@ -179,16 +180,19 @@ class Connection:
         woken = self._phase is Phase.BUSY and (phase is not Phase.IDLE or self._input_ended)
         self._answered = self._answered or phase is Phase.CLOSED
         self._phase = phase
-        self._waiting.deadline = self._deadline
-        if woken:
-            self._waiting.cancel()  # the reader sleeps, and there is something to do without new bytes
+        if self._waiting is not None:
+            self._waiting.deadline = self._deadline
+            if woken:
+                self._waiting.cancel()  # the reader sleeps, and there is something to do without new bytes
 
     async def _read(self) -> None:
         while self._phase is not Phase.CLOSED:
             data = b""
-            with trio.CancelScope(deadline=self._deadline) as self._waiting:
+            with trio.CancelScope(deadline=self._deadline) as waiting:
+                self._waiting = waiting
                 data = await self._receive()
-            if self._waiting.cancelled_caught:
+            self._waiting = None
+            if waiting.cancelled_caught:
                 if trio.current_time() >= self._deadline:
                     await self._expire()
                 else:
