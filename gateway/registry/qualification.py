@@ -230,13 +230,13 @@ def _canaried(record: Record, finding: Finding, now: float) -> Record:
 
 def called(record: Record, outcome: Outcome, *, now: float, rules: Rules) -> Record:
     """Return the record after a real call that ended at `now`."""
-    record = _noted(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
+    seen = _seen(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
     if record.closed_until is not None or (outcome.began is not None and outcome.began < record.reopened_at):
-        return record  # a straggler that was sent before the route closed decides nothing
+        return attrs.evolve(record, observations=seen)  # one that was sent before the route closed decides nothing
     if outcome.ok:
         answered_at = record.answered_at if record.refusal else now
-        return attrs.evolve(record, failed_calls=0, closings=0, answered_at=answered_at)
-    record = attrs.evolve(record, failed_calls=record.failed_calls + 1, suspect=True)
+        return attrs.evolve(record, observations=seen, failed_calls=0, closings=0, answered_at=answered_at)
+    record = attrs.evolve(record, observations=seen, failed_calls=record.failed_calls + 1, suspect=True)
     if record.failed_calls < rules.failures_to_close:
         return record
     closings = record.closings + 1
@@ -327,7 +327,11 @@ def proof_basis(name: str, route_id: str) -> str | None:
 
 
 def _noted(record: Record, observation: Observation, rules: Rules) -> Record:
-    return attrs.evolve(record, observations=(*record.observations, observation)[-rules.observations :])
+    return attrs.evolve(record, observations=_seen(record, observation, rules))
+
+
+def _seen(record: Record, observation: Observation, rules: Rules) -> tuple[Observation, ...]:
+    return (*record.observations, observation)[-rules.observations :]
 
 
 class Proofs:
