@@ -8,6 +8,7 @@ else answers as for a fresh key, except that the same caller's reuse of a key fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -22,7 +23,7 @@ from gateway.actors.operations.order import Earlier, Ended, Failure
 from gateway.actors.retention import LEASE as RETENTION
 from gateway.actors.retention import keep_sweeping
 from gateway.actors.runtime import Ask, Inbox, Letter
-from gateway.actors.store import Row, Store, Value
+from gateway.actors.store import InLoop, Row, Store, Value
 from gateway.errors import (
     ExecutionReconciliation,
     GatewayError,
@@ -166,10 +167,23 @@ async def idempotency(inbox: Inbox[Message], *, store: Store, clock_ms: Callable
     """Serve look-ups, a snapshot for all that wait; sweep what is past its life."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, RETENTION, lambda _: keep_sweeping(store, clock_ms))
-        inbox.ready()
+        inbox.ready(at_once=partial(_serve_at_once, store) if isinstance(store, InLoop) else None)
         async for letters in inbox.batches(BATCH):
             await _serve(letters, store)
         nursery.cancel_scope.cancel()
+
+
+def _serve_at_once(store: InLoop, letter: Letter[Message]) -> bool:
+    """Answer a letter, or return False where it had better wait with others."""
+    if not store.at_hand:
+        return False
+    try:
+        found = store.look_up_at_once(_queries(letter.message))
+    except StoreUnavailable as error:
+        letter.refuse(error)
+    else:
+        _reply(letter, found)
+    return True
 
 
 async def _serve(letters: Sequence[Letter[Message]], store: Store) -> None:

@@ -77,6 +77,43 @@ async def test_look_ups_that_wait_together_are_read_in_one_snapshot(tmp_path: Pa
         assert store.snapshots == 2
 
 
+@attrs.define(eq=False)
+class AtHand(Watched):
+    """A store that answers at once, unless it is crowded."""
+
+    crowded: bool = False
+    at_once: int = 0
+
+    @property
+    def at_hand(self) -> bool:
+        return not self.crowded
+
+    def look_up_at_once(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        self.at_once += 1
+        if self.away:
+            raise StoreUnavailable("gone", retry_after=3)
+        return [[] for _ in queries]
+
+
+async def test_a_store_that_answers_at_once_is_waited_for_only_where_it_is_crowded(tmp_path: Path) -> None:
+    naming = Naming({1: b"p" * 32})
+    question = LookUp((naming.names(KEY, HERE),), OTHER_HASH, naming.network_names(HERE))
+    async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db") as engine:
+        store = AtHand(engine)
+        store.gate.set()
+        ref = await started(runtime, store)
+        assert await ref.ask(question) == Known()
+        assert (store.at_once, store.snapshots) == (1, 0)
+        store.crowded = True
+        assert await ref.ask(question) == Known()
+        assert (store.at_once, store.snapshots) == (1, 1)
+        store.crowded, store.away = False, True
+        with pytest.raises(StoreUnavailable) as caught:
+            await ref.ask(question)
+        assert caught.value.retry_after == 3
+        assert ref.health().crashes == 0
+
+
 async def test_a_store_that_is_away_is_told_to_each_asker(tmp_path: Path) -> None:
     naming = Naming({1: b"p" * 32})
     async with open_runtime() as runtime, open_sqlite(runtime, tmp_path / "gateway.db") as engine:

@@ -43,12 +43,13 @@ class Inbox(Generic[M_co]):
         self._actor = actor
         self._open = False
 
-    def ready(self, at_once: Callable[[Letter[M_co]], object] | None = None) -> None:
+    def ready(self, at_once: Callable[[Letter[M_co]], bool | None] | None = None) -> None:
         """Declare the actor fit for work; `Runtime.start` waits for this, and no letter can be taken before.
 
         `at_once` takes one letter as the body's own loop does, and waits for nothing.  A letter that finds the queue
         empty is then given to it in the task that it comes from, in the actor's context: nobody waits for the body to
-        have its turn.  When it fails, the body does, where it would read its next letter.
+        have its turn.  It returns False for one that is to queue all the same.  When it fails, the body does, where it
+        would read its next letter.
         """
         if not self._open:
             self._open = True
@@ -133,7 +134,7 @@ class Actor(Generic[M]):
     since: float = 0.0
     hand: dict[Letter[Any], None] = attrs.field(factory=dict)
     queued: int = 0
-    at_once: Callable[[Letter[Any]], object] | None = None
+    at_once: Callable[[Letter[Any]], bool | None] | None = None
     serving: bool = False
     defect: Exception | None = None
     context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
@@ -265,16 +266,19 @@ class Actor(Generic[M]):
         if at_once is None or self.queued or self.serving or letter.deadline <= letter.posted:
             return False
         self.take(letter)
-        self.serving = True
+        self.serving, taken = True, True
         try:
-            self.context.run(at_once, letter)
+            taken = self.context.run(at_once, letter) is not False
         except Exception as error:  # noqa: BLE001 - it is the body's to crash with
             self.at_once, self.defect = None, error
             with contextlib.suppress(trio.WouldBlock):  # the body does not wait for mail, and looks before it does
                 self.post(Letter(None, self.since, -math.inf))  # type: ignore[arg-type]  # nobody's: it wakes the body
         finally:
             self.serving = False
-        return True
+        if not taken:
+            letter.put_back()
+            self.handled -= 1
+        return taken
 
     def close(self) -> None:
         """Take no more mail; the body sees the end of it once it has read what queues."""

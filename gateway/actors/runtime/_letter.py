@@ -104,3 +104,10 @@ class Letter(Generic[M_co]):
         if isinstance(self.message, Ask):
             hand[self] = None
             self.hand = hand
+
+    def put_back(self) -> None:
+        """Undo `take`."""
+        self.taken = None
+        if self.hand is not None:
+            del self.hand[self]
+            self.hand = None

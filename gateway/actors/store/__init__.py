@@ -7,7 +7,17 @@ that a later look must tell.
 from gateway.actors.store.errors import Conflict, Reason, StatementFailed, StoreRefused, StoreUncertain
 from gateway.actors.store.postgresql import PostgresqlStore, open_postgresql
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
-from gateway.actors.store.protocol import Engine, Membership, NodeStore, Row, Statement, Store, StoreHealth, Value
+from gateway.actors.store.protocol import (
+    Engine,
+    InLoop,
+    Membership,
+    NodeStore,
+    Row,
+    Statement,
+    Store,
+    StoreHealth,
+    Value,
+)
 from gateway.actors.store.pulse import Committed
 from gateway.actors.store.sqlite import open_sqlite
 from gateway.errors import StoreUnavailable
@@ -16,6 +26,7 @@ __all__ = [
     "Committed",
     "Conflict",
     "Engine",
+    "InLoop",
     "Membership",
     "NodeStore",
     "PostgresqlSettings",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -36,7 +36,10 @@ def checked(parameters: Mapping[str, Value]) -> dict[str, Value]:
     Raises TypeError for anything but str, int, bytes and None (bool and float too), ValueError for an int beyond
     64 bits and for text with a NUL or a lone surrogate.
     """
-    return {name: _plain(name, value) for name, value in parameters.items()}
+    return {
+        name: value if value is None or type(value) is bytes else _plain(name, value)
+        for name, value in parameters.items()
+    }
 
 
 def _plain(name: str, value: Value) -> Value:
@@ -97,6 +100,20 @@ class Store(Protocol):
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         """The same for queries that each find a few rows by an index, on the road of every request."""
+        ...
+
+
+@runtime_checkable
+class InLoop(Protocol):
+    """A store that may answer look-ups without waiting for anything."""
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether it does now; else those who ask had better wait together."""
+        ...
+
+    def look_up_at_once(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `Store.look_up`."""
         ...
 
 

@@ -143,6 +143,15 @@ class SqliteStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._readers.size > _IN_LOOP_BYTES:
             return await self.fetch_many(queries)
+        return self.look_up_at_once(queries)
+
+    @property
+    def at_hand(self) -> bool:
+        """See `InLoop.at_hand`: while few ask, and the file is small."""
+        return not self._actor.at_once.crowded and self._readers.size <= _IN_LOOP_BYTES
+
+    def look_up_at_once(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
+        """See `InLoop.look_up_at_once`."""
         try:
             return self._readers.read([(sql, checked(parameters)) for sql, parameters in queries])
         except FileUnusable as unusable:

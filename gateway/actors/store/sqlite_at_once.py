@@ -23,7 +23,7 @@ IN_A_ROW = 128
 """Steps after which the thread gets some, so that the log is checkpointed where it is due."""
 FOR_THE_THREAD = 2
 """One checkpoints the log, the next begins it anew."""
-ALONE = 8
+ALONE = 32
 """How often a step must have come to the thread alone, after some came together, until one is stored at once."""
 SLOW_S = 0.1
 REST_S = 5.0
@@ -64,6 +64,11 @@ class AtOnce:
             self._not_before = ended + REST_S
         return None if result == Failure(Reason.LOCKED) else result
 
+    @property
+    def crowded(self) -> bool:
+        """Whether steps came together lately."""
+        return self._alone < ALONE
+
     def came(self, steps: int) -> None:
         """Hear how many steps came to the thread together."""
         self._alone = 0 if steps > 1 else self._alone + 1
@@ -71,7 +76,7 @@ class AtOnce:
     def _fit(self, step: Step) -> bool:
         if not self.open or not self.writing.available_tokens or self.writer.connection is None:
             return False
-        if self._alone < ALONE or self.clock() < self._not_before or _size(step) > LARGEST_STEP:
+        if self.crowded or self.clock() < self._not_before or _size(step) > LARGEST_STEP:
             return False
         self._turn = (self._turn + 1) % (IN_A_ROW + FOR_THE_THREAD)
         return self._turn < IN_A_ROW

@@ -40,7 +40,14 @@ class Desk:
     served: list[tuple[str, str]] = attrs.field(factory=list)
     reads: trio.Event = attrs.field(factory=trio.Event)
     further: Callable[[Letter[Message]], object] = lambda _: None
+    declines: str = ""
     nursery: trio.Nursery | None = None
+
+    def serve_at_once(self, letter: Letter[Message]) -> bool:
+        word = letter.message.word if isinstance(letter.message, Say) else letter.message
+        if word != self.declines:
+            self.serve(letter)
+        return word != self.declines
 
     def serve(self, letter: Letter[Message]) -> None:
         message = letter.message
@@ -54,7 +61,7 @@ class Desk:
 
     async def body(self, inbox: Inbox[Message]) -> None:
         async with trio.open_nursery() as self.nursery:
-            inbox.ready(at_once=self.serve)
+            inbox.ready(at_once=self.serve_at_once)
             await self.reads.wait()
             async for letter in inbox:
                 self.serve(letter)
@@ -152,6 +159,22 @@ async def test_a_letter_queues_behind_those_that_wait(desk: Desk) -> None:
         assert desk.served[1][1] != here()
         ref.tell("fourth")
         assert desk.served[-1] == ("fourth", here())
+
+
+async def test_a_letter_that_is_declined_queues(desk: Desk) -> None:
+    desk.declines = "later"
+    async with open_runtime() as runtime:
+        ref = await runtime.start("desk", desk.body)
+        assert await ref.ask(Say("later")) == "later"
+        assert await ref.ask(Say("now")) == "now"
+        ref.tell("later")
+        await wait_all_tasks_blocked()
+        assert [(word, task == here()) for word, task in desk.served] == [
+            ("later", False),
+            ("now", True),
+            ("later", False),
+        ]
+        assert (ref.health().handled, ref.health().held) == (3, 0)
 
 
 async def test_a_task_that_is_started_meanwhile_is_the_actors_and_not_the_askers(desk: Desk) -> None:

@@ -21,6 +21,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import (
     Committed,
+    InLoop,
     Reason,
     Statement,
     StatementFailed,
@@ -31,6 +32,7 @@ from gateway.actors.store import (
     open_sqlite,
 )
 from gateway.actors.store.sqlite import Run, in_thread, inline
+from gateway.actors.store.sqlite_at_once import ALONE
 from gateway.actors.store.sqlite_file import SqliteFile
 from gateway.actors.store.sqlite_writer import Result, Step, Writer
 
@@ -311,6 +313,24 @@ class TestDistress:
             monkeypatch.setattr("gateway.actors.store.sqlite._IN_LOOP_BYTES", 0)
             assert await store.look_up([("SELECT name FROM counters", {})]) == [[("one",)]]
             assert threads == before + 1
+
+    async def test_look_ups_are_at_hand_while_few_ask_and_the_file_is_small(
+        self, path: Path, migrations: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            assert isinstance(store, InLoop)
+            at_hand = [store.at_hand]
+            async with trio.open_nursery() as nursery:
+                for name in ("a", "b"):
+                    nursery.start_soon(store.commit, count(name))
+            at_hand.append(store.at_hand)
+            for number in range(ALONE):
+                await store.commit(count(f"alone {number}"))
+            at_hand.append(store.at_hand)
+            assert store.look_up_at_once([("SELECT count(*) FROM counters", {})]) == [[(2 + ALONE,)]]
+            monkeypatch.setattr("gateway.actors.store.sqlite._IN_LOOP_BYTES", 0)
+            at_hand.append(store.at_hand)
+        assert at_hand == [True, False, True, False]
 
     async def test_a_probe_writes_unless_something_was_just_written(self, path: Path, migrations: Path) -> None:
         groups: list[Committed | StoreHealth] = []
