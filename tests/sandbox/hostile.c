@@ -5,7 +5,6 @@
  * a system-call filter over it, it exits with 70.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,8 +32,8 @@
 #include <unistd.h>
 
 #define MIB (1L << 20)
-#define PATH_MOST 4096
 #define FILTERED 2 /* what PR_GET_SECCOMP answers under a filter */
+#define LONG_ENOUGH_MS 30 /* until the launcher has taken hold of the command, which node takes to start */
 #define UNKNOWN_WORD 64
 #define NO_SANDBOX 70
 #define HIGH_BITS (1UL << 32) /* what the kernel drops of an int, and a filter might compare */
@@ -149,6 +148,17 @@ static void sharedbomb(char **)
     grow(1);
 }
 
+/* ARGUMENTS: private or shared, MiB, and for how many milliseconds to hold so much. */
+static void hold(char **argument)
+{
+    int kind = MAP_ANONYMOUS | MAP_POPULATE | (argument[0][0] == 's' ? MAP_SHARED : MAP_PRIVATE);
+    char *held = mmap(NULL, atol(argument[1]) * MIB, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (held == MAP_FAILED)
+        tell("mmap", -1);
+    sleep_ms(atol(argument[2]));
+    printf("held\n");
+}
+
 /* Memory that the kernel holds for it: full pipes and sockets in many processes. */
 static void buffers(char **argument)
 {
@@ -234,7 +244,7 @@ static void live_apart(void)
 
 static void live_and_speak_late(void)
 {
-    sleep_ms(400);
+    sleep_ms(1500);
     printf("late\n");
     fflush(stdout);
     for (;;)
@@ -281,7 +291,14 @@ static void try_ptrace(char **)
 static void killall(char **)
 {
     tell("kill(-1, SIGKILL)", kill(-1, SIGKILL));
-    tell("killpg(1)", kill(-1 * getpgid(1), SIGKILL) < 0 ? -1 : 0);
+}
+
+/* A process group may reach over the border of a namespace of processes. */
+static void killgroup(char **)
+{
+    sleep_ms(LONG_ENOUGH_MS);
+    kill(0, SIGKILL);
+    sleep_ms(1000);
 }
 
 static void killinit(char **)
@@ -342,8 +359,6 @@ static void mounts(char **)
     TRY(fsmount, -1, 0, 0);
     TRY(fspick, -1, "/", 0);
     TRY(mount_setattr, -1, "/", 0, memory, 32);
-    tell("statmount", syscall(457, memory, memory, 512, 0));
-    tell("listmount", syscall(458, memory, memory, 8, 0));
 }
 
 /* ---- the kernel's doors ---- */
@@ -424,8 +439,9 @@ static void unnamed(char **)
     TRY(getxattr, "/", "user.x", memory, 1);
     TRY(setxattr, "/scratch", "user.x", "y", 1, 0);
     tell("cachestat", syscall(451, 0, memory, memory, 0));
+    tell("statmount", syscall(457, memory, memory, 512, 0));
+    tell("listmount", syscall(458, memory, memory, 8, 0));
     tell("call 1000", syscall(1000));
-    tell("call -1", syscall(-1));
 }
 
 /* Calls that are allowed with some arguments and refused with these. */
@@ -592,7 +608,6 @@ static void hello(char **)
 
 static void exec_written(char **)
 {
-    char by_descriptor[64];
     int file = copy_of_itself("/scratch/program");
     copy_of_itself("/out/program");
     int script = open("/scratch/script", O_CREAT | O_WRONLY, 0755);
@@ -602,8 +617,9 @@ static void exec_written(char **)
     try_exec("/scratch/program");
     try_exec("/out/program");
     try_exec("/scratch/script");
-    snprintf(by_descriptor, sizeof by_descriptor, "/proc/self/fd/%d", file);
-    try_exec(by_descriptor);
+    dup2(file, 9);
+    try_exec("/proc/self/fd/9");
+    unlink("/out/program");
     tell("map executable", (long)mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0));
     void *mapped = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, file, 0);
     tell("make executable", mprotect(mapped, 4096, PROT_READ | PROT_EXEC));
@@ -627,6 +643,7 @@ static void crash(char **)
 
 static void raise_signal(char **argument)
 {
+    sleep_ms(LONG_ENOUGH_MS);
     signal(atoi(argument[0]), SIG_DFL);
     kill(getpid(), atoi(argument[0]));
     sleep_ms(1000);
@@ -713,6 +730,36 @@ static void prctls(char **)
     tell_number("capabilities in the bounding set", held);
 }
 
+/* Nobody but root may look at it any more. */
+static void undumpable(char **)
+{
+    tell("PR_SET_DUMPABLE off", prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
+    sleep_ms(LONG_ENOUGH_MS);
+    kill(getpid(), SIGKILL);
+}
+
+/* Turns its own streams around, and keeps them. */
+static void turn_streams(char **)
+{
+    tell("read from its output", open("/proc/self/fd/1", O_RDONLY));
+    tell("write to its input", open("/proc/self/fd/0", O_WRONLY));
+    tell("write to init's output", open("/proc/1/fd/1", O_WRONLY));
+}
+
+/* Goes down until its stack is at an end. */
+static int recurse(volatile char *above)
+{
+    volatile char here[4096];
+    here[0] = *above;
+    return *above == 2 ? 0 : recurse(here) + here[0]; /* it is never 2 */
+}
+
+static void overflow(char **)
+{
+    char top = 1;
+    printf("%d\n", recurse(&top));
+}
+
 /* ARGUMENT...: paths and what to write to them, in turn. */
 static void write_to(char **argument)
 {
@@ -790,11 +837,12 @@ static void say(char **argument)
     }
 }
 
-/* Says one thing, then spoils what else could be said. */
+/* Reads one byte of what it is given, and goes on without the rest. */
 static void quiet_reader(char **)
 {
     char word;
     tell_number("read", read(0, &word, 1));
+    close(0);
     sleep_ms(100);
 }
 
@@ -809,6 +857,7 @@ static const struct {
     {"membomb", membomb, 0},
     {"membomb_kids", membomb_kids, 0},
     {"sharedbomb", sharedbomb, 0},
+    {"hold", hold, 3},
     {"buffers", buffers, 1},
     {"cpukids", cpukids, 0},
     {"cpuflies", cpuflies, 0},
@@ -819,6 +868,7 @@ static const struct {
     {"closefds", closefds, 0},
     {"ptrace", try_ptrace, 0},
     {"killall", killall, 0},
+    {"killgroup", killgroup, 0},
     {"killinit", killinit, 0},
     {"sigstop_parent", sigstop_parent, 0},
     {"namespaces", namespaces, 0},
@@ -848,6 +898,9 @@ static const struct {
     {"scheduling", scheduling, 0},
     {"locked", locked, 0},
     {"prctls", prctls, 0},
+    {"undumpable", undumpable, 0},
+    {"turn_streams", turn_streams, 0},
+    {"overflow", overflow, 0},
     {"write_to", write_to, 2},
     {"rlimits", rlimits, 0},
     {"inodes", inodes, 0},

@@ -1,0 +1,135 @@
+"""Runs of the battery through the real path: the node's end of a launcher, the launcher, bubblewrap, the kernel."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from gateway.actors.sandbox.link import Link, open_link
+from gateway.actors.sandbox.run import Command, Run
+from gateway.actors.sandbox.settings import SandboxSettings
+from gateway.sandbox.image import Image, unchanged
+from gateway.sandbox.launcher_messages import Up
+from gateway.sandbox.run_result import RunResult
+from gateway.sandbox.seccomp import load_filter
+from tests.sandbox.battery.case import Case
+from tests.sandbox.battery.outside import Left, groups, left, standing
+from tests.sandbox.hostile_image import BUBBLEWRAP
+from tests.sandbox.in_groups import a_prefix
+
+SLOTS = 2
+FIRST_UIDS = itertools.cycle(range(61_200 + os.getpid() % 20 * 200, 61_400 + os.getpid() % 20 * 200, SLOTS))
+"""Users that are one launcher's alone, so that whose processes they are tells whose runs."""
+
+REAPED_WITHIN_S = 1.0
+"""A run is cleared when none of it lives; the launcher may reap the first process of the sandbox a moment later."""
+
+
+@attrs.define(eq=False)
+class Sandbox:
+    """A launcher for the test image, and what runs it has made."""
+
+    image: Image
+    link: Link
+    settings: SandboxSettings
+    at_first: Left
+    _runs: int = 0
+
+    async def run(self, case: Case, *, slot: int = 0) -> RunResult:
+        """Run a case, and prove from outside that nothing of it is left."""
+        before = self.look()
+        result = await self.run_beside_others(case, slot=slot)
+        await self.prove_nothing_left(before)
+        unchanged(self.image)
+        return result
+
+    async def prove_nothing_left(self, before: Left | None = None) -> None:
+        """Assert that from outside all is as it was before, or at first, and that nothing of any run is there."""
+        before = before or self.at_first
+        after = await settled(self.look, lambda seen: seen == before)
+        assert after.is_nothing, after
+        assert after == before, (before, after)
+        assert (after.children, after.launcher) == (self.at_first.children, self.at_first.launcher), self.at_first
+
+    async def run_beside_others(self, case: Case, *, slot: int = 0) -> RunResult:
+        """Run a case while others may run."""
+        run = self.begin(case, slot=slot)
+        result = await run.live()
+        assert (run.released, run.clean) == (True, True)
+        return result
+
+    def begin(self, case: Case, *, slot: int = 0, program: bytes | None = None) -> Run:
+        """Return the run of a case, which has yet to live; under its own filter unless another is given."""
+        self._runs += 1
+        command = Command(
+            run=f"run{self._runs}",
+            arguments=tuple(each.encode() for each in case.command),
+            stdin=case.stdin,
+            limits=case.limits,
+            deadline=trio.current_time() + case.limits.deadline_s,
+            release=trio.lowlevel.checkpoint,
+        )
+        if program is None:
+            program = load_filter(platform.machine(), single=case.limits.single).program
+        return Run(command, slot, self.link, program, setup_s=self.settings.setup_s, end_s=self.settings.end_s)
+
+    @property
+    def users(self) -> range:
+        """The users of its slots."""
+        return users_from(self.settings.first_uid)
+
+    def groups(self) -> list[str]:
+        """Return the directories of its groups."""
+        return groups(self.settings.prefix)
+
+    def look(self) -> Left:
+        """Return what is there now, see `Left`."""
+        return look(self.link, self.settings, self.image)
+
+
+def users_from(first: int) -> range:
+    return range(first, first + SLOTS)
+
+
+def look(link: Link, settings: SandboxSettings, image: Image) -> Left:
+    users = users_from(settings.first_uid)
+    return left(users=users, prefix=settings.prefix, image=image.path, launcher=link.process.pid)
+
+
+async def settled(look: Callable[[], Left], fact: Callable[[Left], bool]) -> Left:
+    """Return what is seen once the fact holds, or what is seen last."""
+    until = trio.current_time() + REAPED_WITHIN_S
+    while not fact(seen := look()) and trio.current_time() < until:  # noqa: ASYNC110 - nobody tells
+        await trio.sleep(0.002)
+    return seen
+
+
+@asynccontextmanager
+async def open_sandbox(image: Image, *, ends_by_itself: bool = True) -> AsyncIterator[Sandbox]:
+    """Have a launcher for the length of a block, which ends by itself and takes all its processes with it."""
+    settings = SandboxSettings(
+        images=Path(image.path).parent,
+        slots=SLOTS,
+        memory_bytes=2**31,
+        prefix=a_prefix(),
+        first_uid=next(FIRST_UIDS),
+        bubblewrap=BUBBLEWRAP,
+    )
+    async with open_link(settings.command(image.path), end_s=settings.end_s) as link:
+        greeting = await link.greeting(settings.start_s)
+        assert isinstance(greeting, Up), greeting
+        # Its only child is the one that ends what it would leave if it were killed.
+        at_first = await settled(partial(look, link, settings, image), lambda seen: len(seen.children) == 1)
+        assert at_first.is_nothing, at_first
+        assert len(at_first.children) == 1, at_first
+        yield Sandbox(image, link, settings, at_first)
+    assert (link.process.returncode == 0) is ends_by_itself
+    assert standing(at_first.children) == []
