@@ -6,9 +6,10 @@ Everything here blocks and runs in one thread at a time, a worker thread but for
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 
 from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed, StoreRefused
 from gateway.actors.store.protocol import Row, Statement
@@ -106,9 +107,13 @@ class Writer:
                 manner.set(connection)
                 self._manner = manner
             connection.execute("BEGIN IMMEDIATE")
-            results = [self._run_step(connection, step) for step in steps]
-            committing = True
-            connection.execute("COMMIT")
+            if len(steps) == 1:
+                results = [self._run_step(connection, steps[0], connection.rollback)]
+            else:
+                results = [self._run_in_savepoint(connection, step) for step in steps]
+            if len(steps) > 1 or isinstance(results[0], list):  # else it is undone
+                committing = True
+                connection.execute("COMMIT")
         except (sqlite3.Error, FileUnusable) as error:
             raise self._lost(error, committing=committing) from error
         except BaseException:
@@ -116,9 +121,15 @@ class Writer:
             raise
         return results
 
-    def _run_step(self, connection: sqlite3.Connection, step: Step) -> Result:
-        """Run one step in its own savepoint.  Raises sqlite3.Error when the transaction as a whole is lost."""
+    def _run_in_savepoint(self, connection: sqlite3.Connection, step: Step) -> Result:
+        """Run one step of several, each in a savepoint; see `_run_step`."""
         connection.execute("SAVEPOINT step")
+        result = self._run_step(connection, step, partial(_undo_step, connection))
+        connection.execute("RELEASE step")
+        return result
+
+    def _run_step(self, connection: sqlite3.Connection, step: Step, undo: Callable[[], object]) -> Result:
+        """Run one step, and undo it where it fails.  Raises sqlite3.Error when the transaction as a whole is lost."""
         results: list[list[Row]] = []
         for index, statement in enumerate(step):
             try:
@@ -127,15 +138,14 @@ class Writer:
             except (sqlite3.Error, sqlite3.Warning) as error:
                 if isinstance(error, sqlite3.Error) and (reason_of(error) or not connection.in_transaction):
                     raise
-                _undo_step(connection)
+                undo()
                 return StatementFailed(index, str(error))
             if statement.rows is not None:
                 found = len(rows) if cursor.description else _changed(connection, cursor)
                 if found != statement.rows:
-                    _undo_step(connection)
+                    undo()
                     return Conflict(index, found, statement.rows)
             results.append(rows)
-        connection.execute("RELEASE step")
         return results
 
     def _connected(self) -> sqlite3.Connection:
@@ -187,7 +197,6 @@ class Writer:
 
 def _undo_step(connection: sqlite3.Connection) -> None:
     connection.execute("ROLLBACK TO step")
-    connection.execute("RELEASE step")
 
 
 def _changed(connection: sqlite3.Connection, cursor: sqlite3.Cursor) -> int:

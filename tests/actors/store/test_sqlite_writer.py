@@ -262,3 +262,20 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with closing(sqlite3.connect(file.path)) as reader:
         assert reader.execute("SELECT name FROM counters").fetchall() == [("kept",)]
+
+
+@pytest.mark.parametrize("beside", [[], [[count("beside")]]])
+def test_a_step_that_commits_by_itself_is_a_failure(writer: Writer, beside: list[list[Statement]]) -> None:
+    results = writer.run([[count("a"), Statement("COMMIT")], *beside])
+    assert isinstance(results[0], StatementFailed)
+    assert stored(writer.run([[count("after")]])) == [True]
+
+
+def test_a_lone_step_that_fails_leaves_nothing(writer: Writer, file: SqliteFile) -> None:
+    (conflict,) = writer.run([[count("a"), Statement("DELETE FROM counters WHERE name = 'nobody'", rows=1)]])
+    assert isinstance(conflict, Conflict)
+    (failed,) = writer.run([[count("b"), Statement("nonsense")]])
+    assert isinstance(failed, StatementFailed)
+    assert kept(file) == set()
+    assert writer.connection is not None
+    assert not writer.connection.in_transaction
