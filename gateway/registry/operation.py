@@ -37,6 +37,7 @@ class Operation:
         check: what is wrong with a request that the schema accepts, where there is something.
         cap: bytes that the body of this request may have, where that is less than `body_cap`.
         own_deadline_s: seconds an execution of this request may take, where that is not `deadline_s`.
+        result_cap: bytes of JSON that a result may have; a longer one is the failure of its execution.
         funding_header: `x-gateway-funding` says what the caller takes the request to be.
         answer: the form of a 200, the envelope of interface.md 2.1 or OpenAI's chat completion.
         callable: False for a preview, which is listed and never runs.
@@ -62,6 +63,7 @@ class Operation:
     check: Callable[[Any], GatewayError | None] = _nothing_more
     cap: Callable[[Any], int | None] = _nothing_more
     own_deadline_s: Callable[[Any], float | None] = _nothing_more
+    result_cap: int = 2 * 2**20
     funding_header: bool = False
     answer: Literal["envelope", "chat_completion"] = "envelope"
     callable: bool = True

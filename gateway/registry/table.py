@@ -169,6 +169,7 @@ def sandbox_execute_operation(resolves: Callable[[str], object]) -> Operation:
         refine=sandbox.refine,
         check=partial(sandbox.check, resolves=resolves),
         own_deadline_s=sandbox.deadline_s,
+        result_cap=sandbox.RESULT_CAP,
     )
 
 

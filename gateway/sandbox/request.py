@@ -20,6 +20,11 @@ LONGEST_ARGUMENT = 4096
 """Characters: up to 16 KiB in UTF-8, an eighth of what Linux takes as one argument."""
 MOST_STDIN = 2**20
 """Bytes, decoded."""
+RESULT_CAP = 9 * 2**20
+"""Bytes of JSON that no result passes, since who makes it cannot be paid for one that is too large to be kept.
+
+One byte of output may take six (`\\u0001`), one of the name of an artifact three (`%0A`).
+"""
 
 SCHEMA: Mapping[str, Any] = {
     "type": "object",

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-from gateway.sandbox.artifacts import Artifact, Listing, Skip
+import attrs
+import orjson
+
+from gateway.sandbox.artifacts import Artifact, Bounds, Listing, Skip, shown_name
+from gateway.sandbox.limits import RANGES
 from gateway.sandbox.outcome import Cleanup, Denials, Ending, Outcome, Usage
 from gateway.sandbox.output_text import Text
+from gateway.sandbox.request import RESULT_CAP
 from gateway.sandbox.run_result import RunResult
 
 RESULT = RunResult(
@@ -34,3 +39,15 @@ def test_what_was_measured_is_told_apart_from_it() -> None:
     assert measured["artifactsComplete"] is False
     assert measured["setupMs"] == 12
     assert set(measured) & set(RESULT.output()) == set()
+
+
+def test_no_result_is_too_large_to_be_kept() -> None:
+    bounds = Bounds(RANGES["artifactBytes"].most)
+    longest = shown_name(b"/".join([b"\n" * 255] * (bounds.depth + 1)))
+    kept = b"\x01" * RANGES["outputBytes"].most
+    worst = attrs.evolve(
+        RESULT,
+        stdout=Text(kept, truncated=True),
+        artifacts=Listing((Artifact(longest, 2**20, "f" * 64),) * bounds.listed, complete=False),
+    )
+    assert 8_000_000 < len(orjson.dumps(worst.output())) < RESULT_CAP - 2**16

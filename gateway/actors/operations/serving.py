@@ -26,8 +26,6 @@ from gateway.registry.receipts import timestamp
 
 log = structlog.get_logger(__name__)
 
-MAX_OUTPUT_BYTES = 2 * 1024 * 1024
-
 
 async def start(life: Life, around: Surroundings) -> Event:
     """Begin."""
@@ -61,9 +59,9 @@ async def execute(life: Life, around: Surroundings) -> Event:
         life.result = rows.Result(result_hash(served.output), rows.route_json(served.output.get("route")), finished)
     except Exception as error:
         log.exception("output_unfit", operation_id=life.operation_id, operation=operation.id, error=repr(error))
-        return _failed(life, InternalError())
-    if size > MAX_OUTPUT_BYTES:
-        return _failed(life, operation.failure("the result is too large to be kept"))
+        return _failed(life, _without_result(life, InternalError()))
+    if size > operation.result_cap:
+        return _failed(life, _without_result(life, operation.failure("the result is too large to be kept")))
     return Event.SERVED_FREE if life.payment is None else Event.SERVED_PAID
 
 
@@ -88,16 +86,17 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
         raise
     except Exception as error:
         log.exception("executor_crashed", operation_id=life.operation_id, operation=operation.id, error=repr(error))
-        if life.released:
-            raise ExecutionReconciliation from error
-        raise InternalError from error
+        raise _without_result(life, InternalError()) from error
     finally:
         life.running = None
     if life.stopped:
         raise ExecutionCancelled
-    if life.released:
-        raise ExecutionReconciliation
-    raise operation.failure(f"not finished within {within:g} s")
+    raise _without_result(life, operation.failure(f"not finished within {within:g} s"))
+
+
+def _without_result(life: Life, failure: GatewayError) -> GatewayError:
+    """Return what it means that there is no result: of what may have begun, that it must not begin again."""
+    return ExecutionReconciliation() if life.released else failure
 
 
 async def _release(life: Life, around: Surroundings) -> None:

@@ -97,9 +97,18 @@ async def test_a_result_too_large_to_be_kept_is_a_failure(scene: Scene, autojump
     assert scene.chain.submitted == []
 
 
-@pytest.mark.parametrize("happened", [ExecutionReconciliation("outcome unknown"), ValueError("a defect"), 13.0])
+@pytest.mark.parametrize(
+    "happened",
+    [
+        ExecutionReconciliation("outcome unknown"),
+        ValueError("a defect"),
+        13.0,
+        Served(output("x" * 2**21), {}),
+        Served({"route": {}, "strange": object()}, {}),
+    ],
+)
 async def test_a_run_that_may_have_happened_burns_its_key_and_frees_its_payment(
-    scene: Scene, autojump_clock: MockClock, happened: Exception | float
+    scene: Scene, autojump_clock: MockClock, happened: Exception | float | Served
 ) -> None:
     scene.executor.plan.append(happened)
     paid_by = payment()
