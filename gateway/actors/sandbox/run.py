@@ -32,6 +32,8 @@ CALLED_OFF = "called_off"
 NO_DESCRIPTORS = "no_descriptors"
 NO_TIME = "deadline"
 SETUP_TIMEOUT = "setup_timeout"
+LITTLE_FILES, LITTLE_BYTES = 500, 16 * 2**20
+"""What the kernel takes away in some two milliseconds."""
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +109,7 @@ class Run:
                     ended, capture = await self._run(pipes, line)
                     disk_bytes, files = await _left(ready, command.limits)
                 finally:
-                    ready.close()
+                    await _let_go(ready)
             return self._result(ended, capture, disk_bytes, files, await self._clear(line, ended), setup_ms)
 
     async def _set_up(self, pipes: Pipes, line: Line) -> Heard:
@@ -295,8 +297,7 @@ async def _left(ready: Heard, limits: Limits) -> tuple[int | None, Listing]:
     """Return how much was written to `/scratch`, and what stands in `/out`, of a run whose processes are all dead."""
     scratch, out = ready.descriptors
     try:
-        told = os.statvfs(scratch)
-        disk_bytes = (told.f_blocks - told.f_bfree) * told.f_frsize
+        disk_bytes = _used(os.statvfs(scratch))
     except OSError:
         disk_bytes = None
     try:
@@ -308,6 +309,30 @@ async def _left(ready: Heard, limits: Limits) -> tuple[int | None, Listing]:
         return disk_bytes, await trio.to_thread.run_sync(listing, out, bounds)
     except OSError:
         return disk_bytes, Listing((), complete=False)
+
+
+async def _let_go(ready: Heard) -> None:
+    """Close the directories of a run: with their last descriptors the kernel takes away all that was written.
+
+    It takes a second for half a million files, in which the loop must not stand still.
+    """
+    if all(map(_holds_little, ready.descriptors)):
+        ready.close()
+        return
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(ready.close)
+
+
+def _holds_little(directory: int) -> bool:
+    try:
+        told = os.statvfs(directory)
+    except OSError:
+        return False
+    return told.f_files - told.f_ffree <= LITTLE_FILES and _used(told) <= LITTLE_BYTES
+
+
+def _used(told: os.statvfs_result) -> int:
+    return (told.f_blocks - told.f_bfree) * told.f_frsize
 
 
 def _ms(us: int) -> int:

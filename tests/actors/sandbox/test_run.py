@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import attrs
@@ -60,9 +61,34 @@ async def test_a_run_gives_what_it_wrote_what_it_left_and_what_was_measured(here
     assert says(here) == LIFE
 
 
-async def test_a_run_without_artifacts_needs_no_thread(here: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def holding(files: int, size: int) -> Callable[[int], os.statvfs_result]:
+    """What a file system tells that holds so much."""
+    blocks = size // 4096
+    return lambda _: os.statvfs_result((4096, 4096, blocks + 1, 1, 1, files + 1, 1, 1, 0, 255))
+
+
+async def test_a_run_that_left_little_needs_no_thread(here: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", None)
+    monkeypatch.setattr(os, "statvfs", holding(3, 2**20))
     assert (await live(here.run(command(script())))).artifacts.artifacts == ()
+
+
+@pytest.mark.parametrize(("files", "size"), [(500_000, 0), (2, 2**30)])
+async def test_the_loop_does_not_wait_while_the_kernel_takes_away_much_that_was_written(
+    here: Launched, monkeypatch: pytest.MonkeyPatch, files: int, size: int
+) -> None:
+    elsewhere: list[int] = []
+    close, loop = os.close, threading.get_ident()
+
+    def closes(descriptor: int) -> None:
+        if threading.get_ident() != loop:
+            elsewhere.append(descriptor)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "statvfs", holding(files, size))
+    monkeypatch.setattr(os, "close", closes)
+    await live(here.run(command(script())))
+    assert len(elsewhere) == 2
 
 
 async def test_nothing_is_open_after_a_run(here: Launched) -> None:
