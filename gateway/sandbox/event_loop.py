@@ -1,4 +1,4 @@
-"""The launcher's loop: descriptors that become readable, moments, and children that end, each with what it calls.
+"""The launcher's loop: descriptors that become ready, moments, and children that end, each with what it calls.
 
 A single thread, so that no child is ever killed by the end of the thread that started it (PDEATHSIG).  Standard library
 only: the launcher imports this.
@@ -40,6 +40,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._readable: dict[int, Call] = {}
+        self._writable: dict[int, Call] = {}
         self._moments: list[tuple[float, int, Moment]] = []
         self._order = itertools.count()
         self._children: dict[int, Callable[[int], None]] = {}
@@ -62,6 +63,10 @@ class EventLoop:
     def unwatch(self, descriptor: int) -> None:
         """Do not any more; before the descriptor is closed."""
         self._readable.pop(descriptor, None)
+
+    def once_writable(self, descriptor: int, call: Call) -> None:
+        """Call this once, as soon as there is room for something to be written."""
+        self._writable[descriptor] = call
 
     def after(self, seconds: float, call: Call) -> Moment:
         """Call this once, in so many seconds."""
@@ -92,8 +97,13 @@ class EventLoop:
         self.reap()
         while not self._stopped:
             # Not epoll, whose moments are whole milliseconds; there are a few descriptors, and their numbers are low.
-            for descriptor in select.select(self._readable, (), (), self._due_in())[0]:
+            readable, writable, _ = select.select(self._readable, self._writable, (), self._due_in())
+            for descriptor in readable:
                 call = self._readable.get(descriptor)
+                if call is not None and not self._stopped:
+                    call()
+            for descriptor in writable:
+                call = self._writable.pop(descriptor, None)
                 if call is not None and not self._stopped:
                     call()
             self._call_what_is_due()

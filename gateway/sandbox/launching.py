@@ -22,7 +22,6 @@ from gateway.sandbox.held_sandbox import Place
 from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl
 from gateway.sandbox.launched_run import LaunchedRun
 from gateway.sandbox.launcher_messages import (
-    LONGEST,
     MOST_DESCRIPTORS,
     Clear,
     Failed,
@@ -36,6 +35,7 @@ from gateway.sandbox.launcher_messages import (
     message_of,
     packet,
 )
+from gateway.sandbox.node_socket import NodeSocket
 from gateway.sandbox.rehearsal import rehearse
 
 
@@ -54,7 +54,7 @@ def launch(node: socket.socket, settings: Settings) -> int:
         launcher = Launcher(node, settings)
     except NotFit as why:
         with contextlib.suppress(OSError):
-            node.send(packet(why.unfit))
+            node.send(packet(why.unfit), socket.MSG_DONTWAIT)
         return 1
     launcher.serve()
     return 0
@@ -65,12 +65,12 @@ class Launcher:
 
     def __init__(self, node: socket.socket, settings: Settings) -> None:
         """Raises `NotFit`."""
-        self._node = node
         self._settings = settings
         self._root = os.geteuid() == 0
         self._slots = settings.slots if self._root else 1
         self._runs: dict[str, LaunchedRun] = {}
         self._loop = EventLoop()
+        self._node = NodeSocket(node, self._loop)
         program = _program(Path(settings.bubblewrap))
         found = _cgroups()
         swept = found.sweep(settings.prefix)
@@ -116,6 +116,7 @@ class Launcher:
             run.kill()
         for run in self._runs.values():
             run.abandon()
+        self._node.forget()
         self._place.cgroups.sweep(self._place.prefix)
         self._switch.end()
         with contextlib.suppress(ChildProcessError):
@@ -131,24 +132,23 @@ class Launcher:
 
     def _hear(self) -> None:
         try:
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            said, descriptors, told, _ = socket.recv_fds(self._node, LONGEST, MOST_DESCRIPTORS, flags)
-        except BlockingIOError:
-            return
+            heard = self._node.hear()
         except OSError as gone:
             self._end(f"the node is gone: {gone.strerror}")
             return
+        if heard is None:
+            return
         try:
-            if not said:
+            if not heard.content:
                 self._end("the node is gone")
-            elif told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            elif heard.cut:
                 self._end("the node said more than it may")
             else:
-                self._do(message_of(said), descriptors)
+                self._do(message_of(heard.content), heard.descriptors)
         except ValueError as odd:
             self._end(f"the node said what is no message: {odd}")
         finally:
-            for each in descriptors:
+            for each in heard.descriptors:
                 os.close(each)
 
     def _do(self, message: Message, descriptors: Sequence[int]) -> None:
@@ -199,7 +199,7 @@ class Launcher:
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
         """Tell the node; one that does not listen is gone."""
         try:
-            socket.send_fds(self._node, [packet(message)], descriptors, socket.MSG_DONTWAIT)
+            self._node.say(packet(message), descriptors)
         except OSError as deaf:
             self._end(f"the node does not listen: {deaf.strerror}")
 

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -184,14 +185,19 @@ class Driver:
 
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message."""
-        socket.send_fds(self._end, [packet(message)], descriptors)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        self._end.sendmsg([packet(message)], rights)
 
     def hear(self) -> tuple[Message, list[int]]:
         """Return the next message, whatever it is.  Raises `EOFError` at the end of the launcher."""
-        said, descriptors, _, _ = socket.recv_fds(self._end, LONGEST, 8, socket.MSG_CMSG_CLOEXEC)
+        # Not `recv_fds`, which lets its flags drop in Python 3.11.
+        said, rights, _, _ = self._end.recvmsg(LONGEST, socket.CMSG_SPACE(32), socket.MSG_CMSG_CLOEXEC)
         if not said:
             raise EOFError("the launcher is gone")
-        return message_of(said), descriptors
+        descriptors = array("i")
+        for _, _, numbers in rights:
+            descriptors.frombytes(numbers)
+        return message_of(said), list(descriptors)
 
     def expect(self, kind: type[M], run: str) -> tuple[M, list[int]]:
         """Return the next message of this run, which has to be of this kind; those of other runs are kept."""

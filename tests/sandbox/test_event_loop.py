@@ -126,3 +126,19 @@ loop.after(0.001, loop.stop)
 loop.run()
 """
     assert said(code) == ["again"]
+
+
+def test_room_to_write_is_told_once_and_not_before_there_is_any() -> None:
+    code = """
+reads, writes = os.pipe()
+os.set_blocking(writes, False)
+try:
+    while True: os.write(writes, bytes(65536))
+except BlockingIOError: pass
+loop.once_writable(writes, lambda: say("room"))
+loop.after(0.01, lambda: say("none yet"))
+loop.after(0.02, lambda: say(len(os.read(reads, 65536))))
+loop.after(0.04, loop.stop)
+loop.run()
+"""
+    assert said(code) == ["none yet", "65536", "room"]

@@ -246,8 +246,11 @@ class TestHeld:
         assert standing(CGROUPS, driver.prefix) == []
 
     def test_stopped_while_it_is_set_up(self, driver: Driver) -> None:
+        # So that it hears both at once, however busy the machine is.
+        driver.process.send_signal(signal.SIGSTOP)
         run = driver.begin(node("console.log('there')"))
         driver.stop(run)
+        driver.process.send_signal(signal.SIGCONT)
         assert driver.failed(run).reason == "sandbox.stopped"
         assert (run.stdout, none_alive()) == (b"", True)
 
@@ -375,6 +378,20 @@ def test_twenty_runs_leave_the_launcher_as_it_was(driver: Driver) -> None:
         driver.run(node("0"))
     assert held() == before
     assert standing(CGROUPS, driver.prefix) == []
+
+
+def test_a_node_that_does_not_listen_stops_no_timer_and_is_told_all_of_it_later(image_of_runs: Path) -> None:
+    with launcher(image_of_runs) as driver:
+        run = driver.spawn(node(FOREVER), bounded(wall_us=2_000_000))
+        driver.release(run)
+        there(run)
+        for number in range(600):
+            driver.say(Spawn(f"run-{number}", 1, ROOMY))
+        assert eventually(lambda: not uids_alive(), within=4.0)
+        for number in range(600):
+            assert driver.failed(Run(f"run-{number}", -1)).reason == "sandbox.spawn_refused"
+        assert driver.ended(run).stopped == "wall"
+        assert driver.clear(run).cgroups == 0
 
 
 def test_what_is_no_message_ends_the_launcher(image_of_runs: Path) -> None:
