@@ -248,13 +248,18 @@ async def open_link(command: Sequence[str], *, end_s: float) -> AsyncIterator[Li
 
 
 async def _end(process: trio.Process, within: float) -> None:
-    """Wait for its end, and bring it about after so many seconds."""
+    """Wait for its end, and bring it about after so many seconds; one that may not be killed is left to itself."""
     with trio.move_on_after(within):
         await process.wait()
-    if process.returncode is None:
-        log.error("sandbox_launcher_killed", pid=process.pid)
+    if process.returncode is not None:
+        return
+    try:
         process.kill()
-        await process.wait()
+    except PermissionError:  # it has more privilege than this node (`SandboxSettings.launcher`)
+        log.error("sandbox_launcher_left", pid=process.pid, fix=f"as root: kill -9 {process.pid}")  # noqa: TRY400
+        return
+    log.error("sandbox_launcher_killed", pid=process.pid)
+    await process.wait()
 
 
 def _drain(line: Line) -> None:

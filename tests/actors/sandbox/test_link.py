@@ -86,6 +86,22 @@ async def test_it_is_killed_where_it_does_not_end_by_itself(tmp_path: Path) -> N
     assert "sandbox_launcher_killed" in [each["event"] for each in logs]
 
 
+async def test_one_that_has_more_privilege_and_does_not_end_is_left_and_the_operator_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: trio.Process) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(trio.Process, "kill", denied)
+        with trio.fail_after(SOON_S):
+            async with open_link(settings_in(tmp_path, "--stays").command(tmp_path / "image"), end_s=0.2) as link:
+                await link.greeting(SOON_S)
+    assert {"event": "sandbox_launcher_left", "fix": f"as root: kill -9 {link.process.pid}"}.items() <= logs[-1].items()
+    link.process.kill()
+    await link.process.wait()
+
+
 async def test_it_ends_with_the_block_also_where_that_is_cancelled(tmp_path: Path) -> None:
     links: list[Link] = []
     with trio.CancelScope() as scope:
