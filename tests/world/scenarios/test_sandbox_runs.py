@@ -17,7 +17,7 @@ import rfc8785
 import trio
 
 from gateway.registry.receipts import verify_receipt
-from gateway.world.chain import Account
+from gateway.world.chain import Account, account
 from gateway.world.world import World
 from tests.world.scenarios.node_process import running
 from tests.world.scenarios.purchase import Protocol, Purchase, Shop, carries_challenge, fresh_key, hang_up, together
@@ -214,6 +214,47 @@ async def test_32_identical_runs_at_once_are_one_run_and_one_transfer(
     assert len(await shop.transfers(payer)) == 1
 
 
+@pytest.mark.parametrize("protocol", ["x402", "mpp"])
+async def test_the_price_of_a_short_run_buys_no_longer_one(
+    shop: Shop, payer: Account, seller: SandboxNode, customer: httpx.AsyncClient, protocol: Protocol
+) -> None:
+    cheap = await shop.order(payer, protocol, sent=program("1"), path=RUN)
+    before = await seller.ended(customer)
+    dear = await shop.post(program("1", limits={"wallTimeMs": 60_000}), cheap.key, cheap.credential, path=RUN)
+    assert (dear.status_code, dear.json()["code"]) == (409, "quote_conflict"), dear.text
+    assert await seller.ended(customer) == before
+    assert await shop.transfers(payer) == []
+    assert (await shop.send(cheap)).status_code == 200
+
+
+async def test_nothing_is_run_for_a_payer_without_funds(
+    shop: Shop, seller: SandboxNode, customer: httpx.AsyncClient
+) -> None:
+    before = await seller.ended(customer)
+    _, answer = await bought(shop, account("has nothing for a run"), program("1"))
+    assert (answer.status_code, answer.json()["code"]) == (402, "insufficient_funds"), answer.text
+    assert await seller.ended(customer) == before
+
+
+@pytest.mark.parametrize("mode", ["settle_500_before", "settle_500_after"])
+async def test_a_run_whose_settlement_fails_at_first_is_settled_later_and_not_made_again(
+    shop: Shop, payer: Account, seller: SandboxNode, customer: httpx.AsyncClient, mode: str
+) -> None:
+    purchase, before = await shop.order(payer, sent=program("console.log(1)"), path=RUN), await seller.ended(customer)
+    await shop.fault("facilitator", mode)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shop.send, purchase)
+        for _ in range(200):
+            if (await seller.ended(customer)) != before:
+                break
+            await trio.sleep(0.05)
+        await shop.heal()
+    served = await shop.until_served(purchase)
+    assert served.json()["output"]["stdout"] == text(b"1\n")
+    assert (await seller.ended(customer)) - before == {"exited": 1}
+    assert len(await shop.transfers(payer)) == 1
+
+
 # -- how runs end ------------------------------------------------------------------------------------------------------
 
 FILL = 'const fs = require("fs"); const to = process.argv[1]; const f = fs.openSync(to, "w"); let n = 0; '
@@ -316,6 +357,12 @@ async def test_output_that_is_no_text_comes_back_to_the_byte(shop: Shop, payer: 
     assert output["stderr"] == text("grün".encode())
 
 
+async def test_output_that_is_six_times_as_long_in_json_is_sold_like_any_other(shop: Shop, payer: Account) -> None:
+    code = "process.stdout.write(Buffer.alloc(2 ** 20, 1))"
+    told = await sold(shop, payer, program(code, limits={"outputBytes": 2**20}), STANDARD)
+    assert told["output"]["stdout"] == text(b"\x01" * 2**20)
+
+
 async def test_standard_input_of_1_mib_comes_back_whole_for_the_standard_price(shop: Shop, payer: Account) -> None:
     given = bytes(range(256)) * 4096
     sent = program("process.stdin.pipe(process.stdout)", stdinBase64=base64.b64encode(given).decode())
@@ -389,7 +436,7 @@ async def test_where_all_slots_and_the_queue_are_full_nobody_is_asked_to_pay(
     slow = program("setTimeout(() => {}, 2500)")
     orders = [await shop.order(next(payers), sent=slow | {"stdinBase64": "YWE="}, path=RUN) for _ in range(SLOTS)]
     orders += [await shop.order(next(payers), sent=slow, path=RUN) for _ in range(QUEUE)]
-    late = await shop.order(next(payers), sent=slow, path=RUN)
+    late = await shop.order(next(payers), sent=program("1"), path=RUN)
     served: list[httpx.Response] = []
 
     async def send(order: Purchase) -> None:
