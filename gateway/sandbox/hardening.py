@@ -36,12 +36,13 @@ PROC_OPTIONS = b"subset=pid,hidepid=invisible"
 BLOCKED_WITHIN_S = 10.0
 LOOK_AGAIN_S = 0.0002
 """Between two looks whether bubblewrap has set up, which takes it some 3 ms."""
-UNKNOWN = 255
+UNKNOWN, ROOT_KEPT = 255, 254
+"""How it ends beside an errno: for no reason that has a number, and because it could not stop being root."""
 DONE = b"\0"
 
 
 class Hardening:
-    """A child that hardens one sandbox; `pid` exits with 0, or with an errno, and is reaped by who made this.
+    """A child that hardens one sandbox; `pid` exits with 0, an errno or `ROOT_KEPT`, and is reaped by who made this.
 
     `done` is a descriptor that is readable when it is done, and at its end where it failed: that is known 1 ms before
     its exit is.
@@ -101,6 +102,7 @@ def _harden_what_is_told(hears: int, says: int, user: int | None) -> None:
         code = refused.errno or UNKNOWN
     except RootKept as kept:
         _note(f"cannot stop being {kept}")
+        code = ROOT_KEPT
     finally:
         os._exit(code)
 

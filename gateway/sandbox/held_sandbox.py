@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import signal
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,14 @@ from gateway.sandbox.cgroup_files import Descriptor
 from gateway.sandbox.cgroups import Bounds as GroupBounds
 from gateway.sandbox.cgroups import Cgroups, Group
 from gateway.sandbox.event_loop import EventLoop, Moment
-from gateway.sandbox.hardening import Hardening
+from gateway.sandbox.hardening import ROOT_KEPT, Hardening
 from gateway.sandbox.launcher_child import COMPLAINT, Descriptors, become
 from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.mount_namespace import MountNamespace
 
 SETUP_WITHIN_S = 10.0
 LONGEST_COMMAND = 1 << 20
+LONGEST_COMPLAINT = 2048
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -87,7 +89,9 @@ class HeldSandbox:
         self._events = events
         self._pid = 0
         self._hardening: Hardening | None = None
+        self._children: list[tuple[int, int]] = []
         self._told = b""
+        self._stderr = Descriptor(-1)
         self._release = Descriptor(-1)
         self._tells = Descriptor(-1)
         self._timers: list[Moment] = []
@@ -102,10 +106,14 @@ class HeldSandbox:
             argv = read_command(command)
             limits = GroupBounds(memory_bytes=self._bounds.host_bytes, tasks=self._bounds.tasks)
             self.group = self._place.cgroups.make(name, limits)
+            self._stderr = Descriptor(os.dup(streams[2]))
             self._pid = self._fork(self.group, argv, streams, filter_)
+            # Until it leads a group of its own, bubblewrap's child is in the one of bubblewrap.
+            self._children.append((os.P_PGID, self._pid))
             self._place.loop.on_exit(self._pid, self._over)
             self._place.loop.watch(self._tells.fileno(), self._read_status)
             self._hardening = Hardening(self._user)
+            self._children.append((os.P_PID, self._hardening.pid))
             self._place.loop.on_exit(self._hardening.pid, self._not_hardened)
             self._place.loop.watch(self._hardening.done, self._hardened)
         except Exception as refused:
@@ -144,9 +152,11 @@ class HeldSandbox:
         return pid
 
     def _read_status(self) -> None:
+        """Take what bubblewrap tells, first of all its child, which is there from then on."""
         self._drain_status()
         if not self.init and self._told[:1] == b"{" and b"}" in self._told:
             self.init = json.loads(self._told[: self._told.index(b"}") + 1])["child-pid"]
+            self._children.append((os.P_PID, self.init))
             if self._hardening is not None:
                 self._hardening.aim(self.init)
 
@@ -161,10 +171,11 @@ class HeldSandbox:
 
     def _not_hardened(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
-        if self._still or code == 0:
+        # Without its child bubblewrap ends, too, and then tells why.
+        if self._still or code in {0, errno.ENOENT, errno.ESRCH}:
             return
-        if code in {errno.ENOENT, errno.ESRCH}:
-            self._events.failed("sandbox.bwrap_failed", "bubblewrap's child is gone")
+        if code == ROOT_KEPT:
+            self._events.failed("sandbox.launcher_root_uid", "the launcher cannot stop being uid 0")
         else:
             self._events.failed("sandbox.hardening_failed", os.strerror(code) if code > 0 else f"signal {-code}")
 
@@ -207,13 +218,14 @@ class HeldSandbox:
 
     def let_go(self) -> None:
         """Let the command be executed."""
+        self._stderr.close()
         os.write(self._release.fileno(), b"\0")
         self._release.close()
 
     def _over(self, status: int) -> None:
         self.status = status
         self._pid = 0
-        self._drain_status()
+        self._read_status()
         self._events.over()
 
     def kill(self) -> None:
@@ -227,8 +239,13 @@ class HeldSandbox:
 
     @property
     def dead(self) -> bool:
-        """Whether bubblewrap has been reaped, and nothing in the group lives."""
-        return not self._pid and (self.group is None or not self.group.populated())
+        """Whether all of it has been reaped, and nothing in the group lives.
+
+        The end of bubblewrap makes what it has not reaped, the init of the sandbox, a child of this process.
+        """
+        if self._pid or any(_is_child(kind, number) for kind, number in self._children):
+            return False
+        return self.group is None or not self.group.populated()
 
     def exit_code(self) -> int | None:
         """Return what bubblewrap told of the command, None where it told nothing, which it does only after its exec."""
@@ -244,7 +261,8 @@ class HeldSandbox:
             reason, _, detail = self._told[len(COMPLAINT) :].decode().strip().partition(": ")
             return reason, detail
         ended = "" if self.status is None else f" with {os.waitstatus_to_exitcode(self.status)}"
-        return "sandbox.bwrap_failed", f"bubblewrap ended{ended} before the release"
+        words = written_to(self._stderr.fileno()).decode(errors="replace").strip()
+        return "sandbox.bwrap_failed", f"bubblewrap ended{ended} before the release{words and ': '}{words}"
 
     def close(self) -> None:
         """Let go of all descriptors, the release among them: only after all is killed."""
@@ -252,6 +270,7 @@ class HeldSandbox:
             self._place.loop.unwatch(self._tells.fileno())
             self._tells.close()
         self._release.close()
+        self._stderr.close()
         while self.directories:
             os.close(self.directories.pop())
 
@@ -262,3 +281,27 @@ def read_command(file: int) -> list[bytes]:
     if len(content) > LONGEST_COMMAND or not content.endswith(b"\0"):
         raise ValueError("the command is no sequence of arguments that each end with NUL")
     return content[:-1].split(b"\0")
+
+
+def written_to(pipe: int) -> bytes:
+    """Return what stands in a pipe unread, taken out by way of its end that is written to; of no pipe, nothing."""
+    if pipe < 0 or not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+        return b""
+    try:
+        reads = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(reads, LONGEST_COMPLAINT)
+    except BlockingIOError:
+        return b""
+    finally:
+        os.close(reads)
+
+
+def _is_child(kind: int, number: int) -> bool:
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -1,6 +1,6 @@
 """One run's life in the launcher: set up and held back, released, bounded, ended, cleared.
 
-Whatever ends a run is one reason, the first; all of it is killed at once, and the run is over when bubblewrap is reaped
+Whatever ends a run is one reason, the first; all of it is killed at once, and the run is over when all of it is reaped
 and no process of the group lives.  Standard library only: the launcher imports this.
 """
 
@@ -98,7 +98,9 @@ class LaunchedRun:
             self._end()
 
     def _over(self) -> None:
-        if self.state is State.RELEASED:
+        if self.state is State.RELEASED and self._watch is not None:
+            # Bubblewrap tells of it as if the command had been killed.
+            self._watch.stopped = "cancelled" if self._watch.init_killed() else None
             self._end()
         elif self.state in {State.SETTING_UP, State.HELD}:
             self.fail(*self._sandbox.complaint())

@@ -5,11 +5,13 @@ Standard library only: the launcher imports this.  PDEATHSIG is set last, since 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
 import resource
 import signal
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -62,6 +64,7 @@ def become(
         _limit(bounds, alone=user is not None)
         _set_aside(descriptors)
         if user is not None:
+            _hand_over_streams(user)
             stop_being_root(user)
         if 0 in os.getresuid():
             raise RootKept("uid 0")
@@ -127,6 +130,15 @@ def _limit(bounds: Bounds, *, alone: bool) -> None:
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     os.write(score, b"1000")
     os.close(score)
+
+
+def _hand_over_streams(user: int) -> None:
+    """Give the run its own pipes, so that it can open them by name (`/dev/stdin`); nothing else is its own."""
+    for each in range(3):
+        if stat.S_ISFIFO(os.fstat(each).st_mode):
+            # Where root may not, it cannot become another user either, which is told next.
+            with contextlib.suppress(OSError):
+                os.fchown(each, user, user)
 
 
 def _set_aside(descriptors: Descriptors) -> None:

@@ -10,6 +10,7 @@ import gc
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -37,6 +38,9 @@ from gateway.sandbox.launcher_messages import (
 )
 from gateway.sandbox.node_socket import NodeSocket
 from gateway.sandbox.rehearsal import rehearse
+
+REAPED_WITHIN_S = 1.0
+NOT_YET_S = 0.001
 
 
 class NotFit(Exception):
@@ -119,8 +123,7 @@ class Launcher:
         self._node.forget()
         self._place.cgroups.sweep(self._place.prefix)
         self._switch.end()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._switch.pid, 0)
+        _reap_all(time.monotonic() + REAPED_WITHIN_S)
 
     def _end(self, why: str) -> None:
         sys.stderr.write(f"launcher: ends: {why}\n")
@@ -202,6 +205,14 @@ class Launcher:
             self._node.say(packet(message), descriptors)
         except OSError as deaf:
             self._end(f"the node does not listen: {deaf.strerror}")
+
+
+def _reap_all(until: float) -> None:
+    """Reap every child there is, as far as they end in time: in a container nobody else may."""
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(NOT_YET_S)
 
 
 def _program(path: Path) -> bubblewrap.Program:

@@ -26,12 +26,12 @@ BOUNDS = Bounds(
 )
 COMMAND = b"node\0"
 NAMESPACES_DENIED = (
-    b"namespace",
-    b"setting up uid map",
-    b"setting up gid map",
-    b"loopback",
-    b"max_user_namespaces",
-    b"Operation not permitted",
+    "namespace",
+    "setting up uid map",
+    "setting up gid map",
+    "loopback",
+    "max_user_namespaces",
+    "Operation not permitted",
 )
 """What bubblewrap says where the kernel, or AppArmor, or a container's filter denies it a user namespace."""
 ALLOW_NAMESPACES = (
@@ -79,31 +79,20 @@ def rehearse(place: Place, user: int | None) -> FailedRehearsal | None:
         os.write(command, COMMAND)
         run.start([nothing, nothing, tells], command, None)
         place.loop.run()
-        os.close(tells)
-        tells = -1
-        complaint = _read(hears)
     finally:
         for each in (hears, tells, nothing, command):
-            if each >= 0:
-                os.close(each)
+            os.close(each)
     if not said:
         return FailedRehearsal("sandbox.setup_failed", "the launcher was ended", OTHERWISE)
     if ready and said[0].left is None:
         return None
-    return explained(said[0], complaint)
+    return explained(said[0])
 
 
-def explained(failed: Failed, complaint: bytes) -> FailedRehearsal:
-    """Return what follows from a set-up that failed, and from what bubblewrap said on its standard error."""
+def explained(failed: Failed) -> FailedRehearsal:
+    """Return what follows from a set-up that failed, whose detail holds what bubblewrap said."""
     reason = failed.reason
-    if reason == "sandbox.bwrap_failed" and any(each in complaint for each in NAMESPACES_DENIED):
+    if reason == "sandbox.bwrap_failed" and any(each in failed.detail for each in NAMESPACES_DENIED):
         reason = "sandbox.userns_denied"
-    detail = " ".join(each for each in (failed.detail, complaint.decode(errors="replace").strip(), failed.left) if each)
+    detail = " ".join(each for each in (failed.detail, failed.left) if each)
     return FailedRehearsal(reason, detail, FIXES.get(reason, OTHERWISE))
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 2048)
-    except BlockingIOError:
-        return b""

@@ -47,6 +47,7 @@ class RunWatch:
         self._written = tuple(written)
         self._stop = stop
         self._command = Descriptor(-1)
+        self._init_held = _held(init)
         self._began = time.monotonic()
         self._cpu_before_us = group.cpu_us()
         self._timers: dict[str, Moment] = {}
@@ -70,6 +71,7 @@ class RunWatch:
             self._oom = None
         for each in self._timers.values():
             each.cancel()
+        self._init_held.close()
         return round((time.monotonic() - self._began) * 1_000_000)
 
     def command_status(self) -> int | None:
@@ -79,6 +81,14 @@ class RunWatch:
         status = exit_status(self._command.fileno())
         self._command.close()
         return status
+
+    def init_killed(self) -> bool:
+        """Return whether the first process of the sandbox was killed, and not for memory; asked before the run is.
+
+        Nobody within can do that.  It is also False where the kernel does not tell.
+        """
+        status = None if self._init_held.fileno() < 0 else exit_status(self._init_held.fileno())
+        return status is not None and os.WIFSIGNALED(status) and not self._group.oom_kills()
 
     def _next(self, what: str, seconds: float, call: Callable[[], None]) -> None:
         self._timers[what] = self._loop.after(seconds, call)
@@ -125,6 +135,13 @@ class RunWatch:
         self._search_after *= 2
         if self._search_after < LAST_SEARCH_S:
             self._next("command", self._search_after, self._search_command)
+
+
+def _held(pid: int) -> Descriptor:
+    try:
+        return Descriptor(os.pidfd_open(pid))
+    except OSError:
+        return Descriptor(-1)
 
 
 def bytes_written(directories: Sequence[int]) -> int:

@@ -112,10 +112,14 @@ def pinned_image() -> Iterator[Path]:
 
 @dataclass
 class Run:
-    """One run as the test holds it: the pipes, what came of them, and what the launcher said."""
+    """One run as the test holds it: the pipes, what came of them, and what the launcher said.
+
+    `unread` is the read end of its standard error, which is read from its release on, as the node does.
+    """
 
     name: str
     stdin: int
+    unread: int = -1
     ready: Ready | None = None
     scratch: int = -1
     out: int = -1
@@ -132,6 +136,12 @@ class Run:
             reader = threading.Thread(target=self._drain, args=(each,), daemon=True)
             reader.start()
             self._readers.append(reader)
+
+    def read_on(self) -> None:
+        """Read what was held back, too."""
+        if self.unread >= 0:
+            self.read(self.unread)
+            self.unread = -1
 
     def _drain(self, descriptor: int) -> None:
         while chunk := os.read(descriptor, 1 << 16):
@@ -151,7 +161,8 @@ class Run:
 
     @property
     def stderr(self) -> bytes:
-        """All it wrote to standard error; waits for its end."""
+        """All it wrote to standard error, unless the launcher read it before its release; waits for its end."""
+        self.read_on()
         return self._all(1)
 
     def so_far(self) -> bytes:
@@ -168,6 +179,7 @@ class Run:
         for each in (self.scratch, self.out, self.stdin):
             if each >= 0:
                 os.close(each)
+        self.read_on()
         self.scratch = self.out = self.stdin = -1
 
 
@@ -226,7 +238,8 @@ class Driver:
         self.say(Spawn(run.name, slot, bounds), theirs)
         for each in theirs:
             os.close(each)
-        run.read(stdout_r, stderr_r)
+        run.read(stdout_r)
+        run.unread = stderr_r
         if stdin is None:
             run.stdin = stdin_w
         else:
@@ -243,6 +256,7 @@ class Driver:
 
     def release(self, run: Run) -> None:
         """Let its command be executed."""
+        run.read_on()
         self.say(Release(run.name))
 
     def stop(self, run: Run, reason: str = "cancelled") -> None:
@@ -327,15 +341,18 @@ def _write(descriptor: int, content: bytes) -> None:
     os.close(descriptor)
 
 
-def uids_alive(first: int = FIRST_UID, slots: int = 2) -> list[int]:
-    """Return the processes of the slots' users that live, zombies left out: seen in /proc, not by the launcher."""
+def uids_alive(first: int = FIRST_UID, slots: int = 2, *, zombies: bool = False) -> list[int]:
+    """Return the processes of the slots' users that live, with `zombies` also the dead that nobody has reaped.
+
+    Seen in /proc, not by the launcher.
+    """
     alive = []
     for each in Path("/proc").iterdir():
         if each.name.isdecimal():
             with suppress(OSError):
                 told = (each / "status").read_text()
                 user = int(told.split("\nUid:\t")[1].split()[0])
-                if first <= user < first + slots and "\nState:\tZ" not in told:
+                if first <= user < first + slots and (zombies or "\nState:\tZ" not in told):
                     alive.append(int(each.name))
     return alive
 

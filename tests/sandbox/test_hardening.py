@@ -6,7 +6,11 @@ import errno
 import os
 from pathlib import Path
 
-from gateway.sandbox.hardening import Hardening
+import pytest
+
+from gateway.sandbox import hardening as hardening_module
+from gateway.sandbox.hardening import ROOT_KEPT, Hardening
+from gateway.sandbox.launcher_child import RootKept
 from tests.sandbox.in_groups import descriptors
 from tests.sandbox.in_namespaces import sleeping
 from tests.sandbox.launcher_driver import Driver
@@ -54,4 +58,14 @@ def test_whose_aim_is_gone_says_so() -> None:
     hardening.aim(pid)
     assert not hardening.succeeded()
     assert code(hardening) == errno.ENOENT
+    hardening.close()
+
+
+def test_who_cannot_stop_being_root_ends_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(_: int) -> None:
+        raise RootKept("uid 0")
+
+    monkeypatch.setattr(hardening_module, "stop_being_root", kept)
+    hardening = Hardening(64400)
+    assert code(hardening) == ROOT_KEPT
     hardening.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.held_sandbox import LONGEST_COMMAND, read_command
+from gateway.sandbox.held_sandbox import LONGEST_COMMAND, LONGEST_COMPLAINT, read_command, written_to
+from tests.sandbox.in_groups import descriptors
 from tests.sandbox.launcher_driver import Driver, bounded
 
 
@@ -43,8 +45,7 @@ def test_a_bound_that_cannot_be_set_up_fails_that_run_alone(driver: Driver) -> N
     run = driver.begin(["node", "-e", "0"], bounded(disk_bytes=0))
     failed = driver.failed(run)
     assert (failed.reason, failed.left) == ("sandbox.bwrap_failed", None)
-    assert failed.detail == "bubblewrap ended with 1 before the release"
-    assert b"--size" in run.stderr
+    assert failed.detail.startswith("bubblewrap ended with 1 before the release: bwrap: --size")
     assert driver.run(["node", "-e", "console.log(1)"]).stdout == b"1\n"
 
 
@@ -52,3 +53,33 @@ def test_the_longest_command_there_may_be_is_handed_over_whole(driver: Driver) -
     arguments = ["ä" * 2048 + "𝄞" * 2048] * 29
     script = "console.log(process.argv.length, new Set(process.argv.slice(1)).size, process.argv[1].length)"
     assert driver.run(["node", "-e", script, *arguments]).stdout == b"30 1 6144\n"
+
+
+def test_what_was_written_is_taken_from_a_pipe_and_from_nothing_else() -> None:
+    reads, writes = os.pipe()
+    nothing = os.open("/dev/null", os.O_RDWR)
+    before = descriptors()
+    assert (written_to(writes), written_to(nothing), written_to(-1)) == (b"", b"", b"")
+    os.write(writes, b"x" * 2 * LONGEST_COMPLAINT)
+    assert written_to(writes) == b"x" * LONGEST_COMPLAINT
+    assert descriptors() == before
+    for each in (reads, writes, nothing):
+        os.close(each)
+
+
+@pytest.mark.parametrize("released", [False, True] * 3)
+def test_every_child_is_reaped_before_a_run_is_told_to_be_over(driver: Driver, released: bool) -> None:
+    children = Path(f"/proc/{driver.process.pid}/task/{driver.process.pid}/children")
+    switch = children.read_text()
+    run = driver.spawn(["node", "-e", "setInterval(() => {}, 1e3)"])
+    if released:
+        driver.release(run)
+        driver.stop(run)
+        driver.ended(run)
+        seen = children.read_text()
+        driver.clear(run)
+    else:
+        driver.stop(run)
+        driver.failed(run)
+        seen = children.read_text()
+    assert seen == switch

@@ -92,3 +92,11 @@ def test_every_descriptor_has_a_number_of_its_own() -> None:
     assert [at for _, at in placed] == list(range(7))
     assert [each for each, _ in placed] == list(range(40, 47))
     assert len(Descriptors((40, 41, 42), 43, 44, 45, None).places()) == 6
+
+
+def test_its_pipes_are_its_user_s_and_what_is_no_pipe_stays_whose_it_was(driver: Driver) -> None:
+    before = Path("/dev/null").stat()
+    script = "const fs = require('fs'); fs.writeFileSync('/dev/stdout', fs.readFileSync('/dev/stdin'))"
+    assert driver.run(["node", "-e", script], stdin=b"given", slot=1).stdout == b"given"
+    after = Path("/dev/null").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid) == (0, 0)

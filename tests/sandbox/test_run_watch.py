@@ -12,13 +12,17 @@ from typing import Any, cast
 import pytest
 
 from gateway.sandbox import run_watch
-from gateway.sandbox.cgroups import Group
+from gateway.sandbox.cgroups import Bounds as Limits
+from gateway.sandbox.cgroups import Group, MechanismMissing, find
 from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.run_watch import RunWatch, bytes_of_image, bytes_written
-from tests.sandbox.in_groups import unavailable
+from tests.sandbox.in_groups import a_prefix, descriptors, ended, heard, start, swept, unavailable
 from tests.sandbox.launcher_driver import MIB
 
 BOUNDS = Bounds(1_000_000, 16 * MIB, 32 * MIB, 18, MIB, MIB, 2_000_000, single=False)
+
+
+FILLED = "shared.write(bytes(len(shared))); print(1, flush=True); time.sleep(60)"
 
 
 class Calls:
@@ -27,6 +31,9 @@ class Calls:
     def __init__(self) -> None:
         self.asked: dict[str, float] = {}
         self.called: dict[str, Any] = {}
+
+    def watch(self, _: int, call: Any) -> None:
+        self.called[call.__name__] = call
 
     def after(self, seconds: float, call: Any) -> Any:
         name = getattr(call, "__name__", "")
@@ -45,6 +52,7 @@ class Figures:
         self.cpu = 0
         self.used = 0
         self.oom = False
+        self.killed = 0
         (place / "memory.stat").write_text("total_cache 0\ntotal_shmem 0\n")
 
     def cpu_us(self) -> int:
@@ -52,6 +60,9 @@ class Figures:
 
     def memory(self) -> int:
         return self.used
+
+    def oom_kills(self) -> int:
+        return self.killed
 
     def oom_seen(self) -> bool:
         return self.oom
@@ -142,6 +153,42 @@ def test_time_is_the_whole_limit(figures: Figures, monkeypatch: pytest.MonkeyPat
 def test_files_that_were_not_written_are_the_image_s(figures: Figures, told: str, image: int) -> None:
     figures.oom_watched.with_name("memory.stat").write_text(told)
     assert bytes_of_image(cast("Group", figures)) == image
+
+
+@pytest.mark.parametrize(("ends_by", "for_memory", "killed"), [("kill", 0, True), ("kill", 1, False), ("", 0, False)])
+def test_the_first_process_killed_is_told_from_its_own_end_and_from_want_of_memory(
+    figures: Figures, ends_by: str, for_memory: int, killed: bool
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as init:
+        before = descriptors()
+        watched = RunWatch(cast("Group", figures), BOUNDS, cast("Any", Calls()), init.pid, [], lambda _: None)
+        assert not watched.init_killed()
+        if ends_by:
+            init.kill()
+    figures.killed = for_memory
+    assert watched.init_killed() is killed
+    watched.finish()
+    assert not watched.init_killed()
+    assert descriptors() == before - 1
+
+
+def test_shared_memory_that_is_no_file_is_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        cgroups = find()
+    except MechanismMissing as missing:
+        unavailable(str(missing))
+        raise
+    prefix = a_prefix()
+    with swept(cgroups, prefix):
+        group = cgroups.make(prefix, Limits(memory_bytes=256 * MIB, tasks=16))
+        program = start(group, f"import mmap, time\nshared = mmap.mmap(-1, {48 * MIB})\n{FILLED}")
+        heard(program, "1")
+        calls, stopped = watch(cast("Figures", group), monkeypatch)
+        calls.called["_look_at_memory"]()
+        group.kill()
+        ended(program)
+        group.remove()
+    assert stopped == ["memory"]
 
 
 @pytest.fixture

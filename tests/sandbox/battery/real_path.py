@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import attrs
@@ -28,9 +27,6 @@ from tests.sandbox.in_groups import a_prefix
 SLOTS = 2
 FIRST_UIDS = itertools.cycle(range(61_200 + os.getpid() % 20 * 200, 61_400 + os.getpid() % 20 * 200, SLOTS))
 """Users that are one launcher's alone, so that whose processes they are tells whose runs."""
-
-REAPED_WITHIN_S = 1.0
-"""A run is cleared when none of it lives; the launcher may reap the first process of the sandbox a moment later."""
 
 
 @attrs.define(eq=False)
@@ -54,7 +50,7 @@ class Sandbox:
     async def prove_nothing_left(self, before: Left | None = None) -> None:
         """Assert that from outside all is as it was before, or at first, and that nothing of any run is there."""
         before = before or self.at_first
-        after = await settled(self.look, lambda seen: seen == before)
+        after = self.look()
         assert after.is_nothing, after
         assert after == before, (before, after)
         assert (after.children, after.launcher) == (self.at_first.children, self.at_first.launcher), self.at_first
@@ -104,14 +100,6 @@ def look(link: Link, settings: SandboxSettings, image: Image) -> Left:
     return left(users=users, prefix=settings.prefix, image=image.path, launcher=link.process.pid)
 
 
-async def settled(look: Callable[[], Left], fact: Callable[[Left], bool]) -> Left:
-    """Return what is seen once the fact holds, or what is seen last."""
-    until = trio.current_time() + REAPED_WITHIN_S
-    while not fact(seen := look()) and trio.current_time() < until:  # noqa: ASYNC110 - nobody tells
-        await trio.sleep(0.002)
-    return seen
-
-
 @asynccontextmanager
 async def open_sandbox(image: Image, *, ends_by_itself: bool = True) -> AsyncIterator[Sandbox]:
     """Have a launcher for the length of a block, which ends by itself and takes all its processes with it."""
@@ -127,7 +115,7 @@ async def open_sandbox(image: Image, *, ends_by_itself: bool = True) -> AsyncIte
         greeting = await link.greeting(settings.start_s)
         assert isinstance(greeting, Up), greeting
         # Its only child is the one that ends what it would leave if it were killed.
-        at_first = await settled(partial(look, link, settings, image), lambda seen: len(seen.children) == 1)
+        at_first = look(link, settings, image)
         assert at_first.is_nothing, at_first
         assert len(at_first.children) == 1, at_first
         yield Sandbox(image, link, settings, at_first)
