@@ -124,6 +124,10 @@ class SandboxNode:
         """Return the processes of its runs, but for those that are dead and were left to the machine to be reaped."""
         return outside.processes_of(self.users, zombies=False)
 
+    def unreaped(self) -> dict[int, str]:
+        """Return the processes of its runs, those too that are dead and wait to be reaped."""
+        return outside.processes_of(self.users)
+
     def leavings(self) -> list[object]:
         """Return the processes and the groups of its runs."""
         return [*self.processes().items(), *outside.groups(prefix_of(load(self.node.config, {})))]

@@ -181,3 +181,17 @@ async def test_where_the_launcher_s_words_lead_nowhere_it_is_closed(
     assert told["detail"]
     assert told["fix"]
     await sells_on(shop, payer)
+
+
+async def test_a_run_that_takes_more_memory_than_the_node_has_for_runs_is_never_quoted(
+    world: World, customer: httpx.AsyncClient, payer: Account, seller: Maker
+) -> None:
+    node = await trio.to_thread.run_sync(lambda: seller(memory_mib=512))
+    shop = node.shop(customer, world)
+    await node.until_open(customer)
+    greedy = program("1", limits={"memoryBytes": 2**28, "diskBytes": 2**28})
+    answer = await shop.post(greedy, fresh_key(), path=RUN)
+    assert (answer.status_code, answer.json()["code"], answer.json()["reason"]) == (503, "capacity_exhausted", "memory")
+    assert not carries_challenge(answer)
+    _, served = await bought(shop, payer, ANSWER)
+    assert served.status_code == 200, served.text

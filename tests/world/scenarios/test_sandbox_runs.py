@@ -413,6 +413,20 @@ async def test_artifacts_are_listed_whatever_they_are_called_and_links_are_not_f
     } | {"link": (None, None, "symlink")}
 
 
+async def test_neither_the_log_nor_the_store_shows_what_was_run_or_what_came_of_it(
+    shop: Shop, payer: Account, seller: SandboxNode
+) -> None:
+    given, kept = "7c5a1f09e2d34b86", "c0ffee5e77e4d00d"
+    code = f'const secret = "{given}"; console.log("{kept[::-1]}".split("").reverse().join(""))'
+    code += ';process.stdin.on("data", d => require("fs").writeFileSync("/out/" + String(d), ""))'
+    sent = program(code, stdinBase64=base64.b64encode(given.encode()).decode())
+    output = (await sold(shop, payer, sent))["output"]
+    assert (output["stdout"]["data"], output["artifacts"][0]["name"]) == (f"{kept}\n", given)
+    for marker in (given, kept, sent["stdinBase64"]):
+        assert marker not in seller.node.log
+        assert marker.encode() not in seller.node.at_rest()
+
+
 async def test_two_runs_share_nothing(shop: Shop, payers: Iterator[Account]) -> None:
     code = 'const fs = require("fs"); const was = fs.readdirSync("/scratch").length + fs.readdirSync("/out").length;'
     code += 'fs.writeFileSync("/scratch/mine", "1"); fs.writeFileSync("/out/mine", "1"); console.log(was);'
