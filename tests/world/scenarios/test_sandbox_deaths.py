@@ -215,6 +215,35 @@ async def test_a_run_dies_with_its_node_and_launcher_at_once(scene: Scene) -> No
     await scene.is_burned(purchase)
 
 
+async def test_a_run_that_waits_for_a_slot_when_its_node_dies_is_sold_as_if_nothing_had_been(
+    scene: Scene, payers: Iterator[Account]
+) -> None:
+    await scene.up()
+    ahead = [await scene.shop.order(next(payers), sent=LONG, path=RUN) for _ in range(SLOTS)]
+    purchase = await scene.order(QUICK)
+    async with scene.in_flight(*ahead):
+        await scene.mortal.until(scene.shop.client, lambda told: told["running"] == SLOTS, 10)
+        async with scene.in_flight(purchase) as answers:
+            await scene.mortal.until(scene.shop.client, lambda told: told["queued"] == 1, 10)
+            await scene.die()
+    assert answers == []
+    await scene.up()
+    await scene.is_sold_once(purchase)
+
+
+async def test_the_limit_of_time_holds_while_the_node_stands_still(scene: Scene) -> None:
+    await scene.up()
+    purchase = await scene.order(program("setInterval(() => {}, 1000)", limits={"wallTimeMs": 600}))
+    async with scene.in_flight(purchase) as answers:
+        await scene.mortal.until_running()
+        with stopped(scene.mortal.node.pid):
+            await trio.sleep(1.5)
+            assert scene.mortal.processes() == {}
+    (answer,) = answers
+    assert answer.json()["output"]["outcome"] == "wall_limit"
+    assert 600 <= answer.json()["execution"]["usage"]["wallMs"] < 1_200
+
+
 async def test_a_node_that_is_asked_to_end_ends_after_the_runs_that_were_sold(
     scene: Scene, payers: Iterator[Account]
 ) -> None:
@@ -332,7 +361,7 @@ def work_of(processes: Iterable[int]) -> str:
     return told
 
 
-@pytest.mark.parametrize("which", ["monitor"])
+@pytest.mark.parametrize("which", ["monitor", "init"])
 async def test_a_run_whose_bubblewrap_is_killed_may_have_been_and_the_sandbox_stays_open(
     scene: Scene, which: str
 ) -> None:
