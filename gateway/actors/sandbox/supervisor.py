@@ -217,8 +217,9 @@ class _Supervisor:
 
     async def pause(self, seconds: float) -> None:
         """Wait until the next round is due, or there is doubt: a caller may give rise to it, but not without end."""
-        await trio.sleep(min(self.settings.doubt_s, seconds))
-        with trio.move_on_after(seconds - self.settings.doubt_s):
+        unmoved = min(self.settings.doubt_s, seconds)
+        await trio.sleep(unmoved)
+        with trio.move_on_after(seconds - unmoved):
             await self.doubted.wait()
         self.doubted = trio.Event()
 

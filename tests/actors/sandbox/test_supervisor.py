@@ -205,6 +205,16 @@ async def test_canaries_look_again_and_again_and_close_what_was_open(tmp_path: P
         await here.run()
 
 
+async def test_what_a_failed_canary_closed_is_looked_at_again_however_long_doubt_has_to_wait(tmp_path: Path) -> None:
+    verdicts = ["it is open", None, None]
+    judged = canary("inet", lambda _: verdicts.pop(0) if len(verdicts) > 1 else None)
+    async with scene(tmp_path, canaries=[judged], doubt_s=60.0, canary_interval_s=0.05) as here:
+        await here.open()
+        await until(lambda: len(verdicts) == 1)
+        await here.run()
+        assert here.place.starts == 1
+
+
 async def test_a_canary_waits_for_a_slot_behind_what_was_sold(tmp_path: Path) -> None:
     rounds = 0
 
