@@ -37,6 +37,7 @@ from gateway.sandbox.cgroup_files import (
 from gateway.sandbox.cgroup_trees import GroupTrees, Swept, leftovers, sweep
 
 NEEDED = ("memory", "pids", "cpu", "cpuacct")
+FREEZER = "freezer"
 UNIFIED = "unified"
 """The bare v2 tree: it bounds nothing, and has `cgroup.kill` and `cgroup.events`."""
 
@@ -45,17 +46,24 @@ def examine(root: Path, proc: Path, files: Files) -> Examined:
     """Find the trees and this process's place in each; changes nothing."""
     own = own_paths(files, proc)
     trees, missing, notes = {}, [], []
-    for controller in (UNIFIED, *NEEDED, "freezer"):
+    for controller in (UNIFIED, *NEEDED, FREEZER):
         mounted = root / controller
         if (mounted / "cgroup.procs").exists():
             trees[controller] = own_place(mounted, own.get("" if controller == UNIFIED else controller, "/"))
         elif controller in NEEDED:
             missing.append(_not_mounted(controller, mounted, off=switched_off(files, proc, controller)))
-    closed = [each for each in trees.values() if not os.access(each, os.W_OK | os.X_OK)]
+    closed = [each for tree, each in trees.items() if tree != FREEZER and not _open(each)]
+    if FREEZER in trees and not _open(trees[FREEZER]):
+        # It holds still what `cgroup.kill` or a bound of no tasks ends as well (`GroupTrees.kill`).
+        del trees[FREEZER]
     missing += [not_writable(each) for each in closed[:1]]
     if "memory" in trees and swaps(files, proc) and not (trees["memory"] / "memory.memsw.limit_in_bytes").exists():
         notes.append(swap_unbounded("the machine swaps, and the memory controller has no memory.memsw files"))
     return Examined("hybrid" if UNIFIED in trees else "v1", trees, tuple(missing), tuple(notes))
+
+
+def _open(base: Path) -> bool:
+    return os.access(base, os.W_OK | os.X_OK)
 
 
 def _not_mounted(controller: str, mounted: Path, *, off: bool) -> Finding:
@@ -88,7 +96,7 @@ class CgroupsV1:
         made: dict[str, Path] = {}
         try:
             for tree, base in self._bases.items():
-                if tree == "freezer" and (made.get(UNIFIED, base) / "cgroup.kill").exists():
+                if tree == FREEZER and (made.get(UNIFIED, base) / "cgroup.kill").exists():
                     continue
                 together = base / name in made.values()  # often cpu and cpuacct
                 made[tree] = base / name if together else make_group(self._files, base, name)

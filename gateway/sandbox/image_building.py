@@ -57,10 +57,13 @@ def build(
     says the operator chose it.  `downloads` is where downloads are looked for and kept; without it they are removed.
     Raises a kind of `ImageRefused`.
     """
+    # What downloads and unpacks runs in a directory of its own, from where a relative path leads elsewhere.
+    images = images.absolute()
     if not images.is_dir():
         images.mkdir(parents=True)
         images.chmod(0o755)
     if downloads:
+        downloads = downloads.absolute()
         downloads.mkdir(parents=True, exist_ok=True)
     with _only_builder(images, told):
         _sweep(images)

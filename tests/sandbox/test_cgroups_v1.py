@@ -217,6 +217,13 @@ def test_a_tree_that_cannot_be_written_is_told_before_any_run(tmp_path: Path, mo
     assert finding.fact.startswith(str(files.root / "pids"))
 
 
+def test_a_freezer_that_cannot_be_written_is_gone_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, proc = a_v1_machine(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _mode: "freezer" not in str(path))
+    examined = examine(files.root, proc=proc)
+    assert (examined.missing, list(examined.trees)) == ((), ["memory", "pids", "cpu", "cpuacct"])
+
+
 def test_controllers_that_share_a_tree_have_one_directory(tmp_path: Path) -> None:
     files, proc = a_v1_machine(tmp_path, mounted=("memory", "pids", "cpu,cpuacct"))
     group = find(files.root, proc=proc, files=files).make("gateway-one", BOUNDS)

@@ -66,6 +66,14 @@ def left_aside(images: Path) -> list[str]:
     return [path.name for path in images.iterdir() if path.name.startswith(ASIDE)]
 
 
+def test_relative_places_are_of_where_the_build_was_started(
+    pins: FakePins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    built = build(Path("images"), pins.lock, downloads=pins.downloads.relative_to(tmp_path))
+    assert built.image.path.parent == tmp_path / "images"
+
+
 def test_a_build_puts_the_locked_image_in_place_with_its_manifest_beside_it(images: Path, pins: FakePins) -> None:
     built = made(images, pins)
     assert (built.made, built.image.kind, built.image.digest) == (True, PINNED, pins.lock.digest)

@@ -127,10 +127,6 @@ def handed_over() -> Iterator[list[str]]:
     cgroups = find()
     group = cgroups.make(name, bounds)
     places = {*group.places.values()}
-    freezer = ROOT / "freezer"
-    if cgroups.kind != "v2" and freezer.is_dir() and "freezer" not in group.places:
-        (freezer / name).mkdir()
-        places.add(freezer / name)
     try:
         for place in places:
             for each in (place, *(place / door for door in ("cgroup.procs", "tasks", "cgroup.subtree_control"))):
@@ -141,8 +137,6 @@ def handed_over() -> Iterator[list[str]]:
     finally:
         group.kill()
         group.remove()
-        if (freezer / name).exists():
-            (freezer / name).rmdir()
 
 
 def test_without_privilege_there_is_one_slot_under_its_own_user(image_of_runs: Path) -> None:
