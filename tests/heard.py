@@ -48,7 +48,7 @@ from tests.actors.operations.scene import START_MS, Scene
 from tests.http.shop import open_shop
 
 PACKAGE = Path(gateway.__file__).parent
-STORE_METHODS = frozenset({"commit", "fetch", "fetch_many", "look_up"})
+STORE_METHODS = frozenset({"commit", "fetch", "fetch_many", "look_up", "look_up_at_once"})
 DAY_MS = 24 * 3600 * 1000
 
 Queries = Sequence[tuple[str, Mapping[str, Value]]]
@@ -74,6 +74,7 @@ class Heard:
     def listen(self, patch: pytest.MonkeyPatch, *, shared: bool) -> None:
         """Hear every engine from now on; with `shared` they say that other nodes may write to them."""
         commit, fetch_many, look_up = SqliteStore.commit, SqliteStore.fetch_many, SqliteStore.look_up
+        look_up_at_once = SqliteStore.look_up_at_once
 
         async def commit_heard(store: SqliteStore, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
             self._hear([(each.sql, each.parameters) for each in statements], on_the_road=True)
@@ -87,9 +88,14 @@ class Heard:
             self._hear(queries, on_the_road=True)
             return await look_up(store, queries)
 
+        def look_up_at_once_heard(store: SqliteStore, queries: Queries) -> list[list[Row]]:
+            self._hear(queries, on_the_road=True)
+            return look_up_at_once(store, queries)
+
         patch.setattr(SqliteStore, "commit", commit_heard)
         patch.setattr(SqliteStore, "fetch_many", fetch_heard)
         patch.setattr(SqliteStore, "look_up", look_up_heard)
+        patch.setattr(SqliteStore, "look_up_at_once", look_up_at_once_heard)
         if shared:
             patch.setattr(SqliteStore, "shared", property(lambda _: True))
 
@@ -145,7 +151,7 @@ def sell(directory: Path) -> None:
             shop.bank.verification = Verification(Verdict.VALID)
             shop.search.failure = ExecutorFailed()
             assert (await shop.buy(key="a key of a failed call")).status == 502
-            shop.search.failure = None
+            shop.search.failure, shop.search.releases = None, True
             assert (await shop.buy(key="a key of a failed call")).status == 200
             await shop.node.idempotency.ask(Show(bought.json["operationId"], names), within=5)
             assert await last_block(shop.store) is None
@@ -160,7 +166,8 @@ def serve(directory: Path) -> None:
 
     async def live() -> None:
         node = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(directory)}
-        async with open_node(structure({"node": node, "ai": {"embedded": False}}), operator=True) as running:
+        tree = {"node": node, "ai": {"embedded": False}, "sandbox": {"enabled": False}}
+        async with open_node(structure(tree), operator=True) as running:
             token = (directory / "operator.token").read_text().strip()
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
                 body = {"query": "idempotency", "synthesize": False}

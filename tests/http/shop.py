@@ -76,6 +76,7 @@ class Search:
     failure: GatewayError | None = None
     closed: GatewayError | None = None
     billed: str | None = None
+    releases: bool = False
     gate: trio.Event = attrs.field(factory=trio.Event)
     begun: trio.Event = attrs.field(factory=trio.Event)
 
@@ -95,6 +96,8 @@ class Search:
         return self.billed
 
     async def execute(self, work: Work) -> Served:
+        if self.releases:
+            await work.release()
         self.runs += 1
         self.begun.set()
         await self.gate.wait()

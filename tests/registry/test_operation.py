@@ -50,7 +50,11 @@ def test_prices_are_quoted_from_the_catalog_of_the_interface() -> None:
 
 
 def test_a_key_is_required_where_the_interface_says_so() -> None:
-    assert {name for name, each in OPERATIONS.items() if each.key_required} == {"search.free", "search.paid"}
+    assert {name for name, each in OPERATIONS.items() if each.key_required} == {
+        "search.free",
+        "search.paid",
+        "sandbox.execute",
+    }
 
 
 def test_a_request_is_sold_where_the_operation_is_and_it_costs_something() -> None:
