@@ -23,7 +23,7 @@ from gateway.actors.operations import (
     rows,
 )
 from gateway.actors.settlement import Standing, Verdict, Verification
-from gateway.errors import ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
+from gateway.errors import ExecutionReconciliation, ExecutorFailed, ExposureLimit, GatewayError, PaymentAlreadyBound
 from gateway.registry.operation import Operation
 from gateway.registry.sealing import NodeSeal
 from tests.actors.operations.scene import (
@@ -307,6 +307,49 @@ async def test_what_its_owner_kept_while_it_was_being_taken_over_is_not_run_agai
         nursery.cancel_scope.cancel()
     assert len(scene.executor.runs) == 1
     assert list(scene.chain.transfers.values()) == [1]
+
+
+async def test_a_run_that_was_let_go_before_it_was_taken_over_is_burned_for_nothing_and_its_result_is_nobodys(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    scene.executor.plan.append(8.0)
+    told: list[object] = []
+    async with scene.node(shared=True) as one, scene.another(one) as two:
+
+        async def first() -> None:
+            told.append(await outcome_of(partial(two.call, made)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            await until(lambda: scene.executor.runs)
+            await scene.lease(one, "node-2", alive=False)
+            await until(partial(ended_as, one, "execution_reconciliation"))
+            assert told == []
+        assert isinstance(await outcome_of(partial(one.call, made)), ExecutionReconciliation)
+        assert await one.count("ledger_entries") == 0
+    assert not isinstance(told[0], Ended)
+    assert len(scene.executor.runs) == 1
+    assert scene.chain.submitted == []
+
+
+async def test_a_run_that_was_taken_over_before_it_was_let_go_is_made_by_its_new_owner_alone(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment(), what=ONCE)
+    scene.executor.before.append(8.0)
+    async with scene.node(shared=True) as one, scene.another(one) as two, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, partial(two.call, made))
+        await until(lambda: not scene.executor.before)
+        await scene.lease(one, "node-2", alive=False)
+        assert (await persist(one, made)).execution["node"] == "node-1"
+        await trio.sleep(10)
+    assert len(scene.executor.runs) == 1
+    assert list(scene.chain.transfers.values()) == [1]
+
+
+async def ended_as(node: Node, code: str) -> bool:
+    return await node.store.fetch("SELECT failure_code FROM operations WHERE ended_at IS NOT NULL") == [(code,)]
 
 
 async def test_what_is_taken_over_counts_with_what_its_payer_has_unsettled_elsewhere(
