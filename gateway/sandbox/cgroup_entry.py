@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 CLONE3 = 435
@@ -37,14 +37,22 @@ def fork_into(places: Mapping[str, Path]) -> int:
     """
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - names are enough
         raise RuntimeError("a program with several threads cannot fork into a group")
+    # Before the fork: the child has a page copied for whatever it touches.
+    entrances = {each: _entrance(each) for each in places.values()}
     born_in = places.get("unified")
     pid = None if born_in is None else _clone_into(born_in)
+    if born_in is not None and pid is not None:
+        del entrances[born_in]
     if pid is None:
-        born_in = None
         pid = os.fork()
     if pid == 0:
-        _join([each for each in dict.fromkeys(places.values()) if each != born_in])
+        _join(entrances.values())
     return pid
+
+
+def _entrance(directory: Path) -> str:
+    alone = f"{directory}/tasks"
+    return alone if os.access(alone, os.F_OK) else f"{directory}/cgroup.procs"
 
 
 def _clone_into(directory: Path) -> int | None:
@@ -66,12 +74,11 @@ def _clone_into(directory: Path) -> int | None:
     raise OSError(number, os.strerror(number), str(directory))
 
 
-def _join(directories: list[Path]) -> None:
+def _join(entrances: Iterable[str]) -> None:
     """Enter these groups, in the child, or end."""
     try:
-        for each in directories:
-            alone = each / "tasks"
-            entrance = os.open(alone if alone.exists() else each / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        for each in entrances:
+            entrance = os.open(each, os.O_WRONLY | os.O_CLOEXEC)
             os.write(entrance, b"0")
             os.close(entrance)
     except OSError:

@@ -34,8 +34,9 @@ class Moment:
 class EventLoop:
     """Calls what waits for descriptors, moments and children, one after the other, until it is told to stop.
 
-    It takes over SIGCHLD and SIGTERM of this process, ignores SIGINT and SIGHUP (whoever holds a terminal stops the
-    node, and the node stops the launcher), and reaps every child there is.
+    It takes over SIGCHLD and SIGTERM of this process, and reaps every child there is.  SIGINT and SIGHUP change nothing
+    (whoever holds a terminal stops the node, and the node stops the launcher), nor do SIGPIPE and SIGXFSZ: they are
+    caught, and not ignored, which a program that is executed would inherit.
     """
 
     def __init__(self) -> None:
@@ -52,8 +53,10 @@ class EventLoop:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._terminate)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Whoever started this may have blocked some, which a program that is executed would inherit, too.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for each in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(each, lambda *_: None)
         self.watch(self._woken, self._signalled)
 
     def watch(self, descriptor: int, call: Call) -> None:

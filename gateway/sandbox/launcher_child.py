@@ -96,11 +96,8 @@ def stop_being_root(user: int) -> None:
 
 
 def _as_a_program_starts() -> None:
-    """Undo what Python did to signals, which a program would inherit, and leave the launcher's session."""
+    """Leave the launcher's session; what the launcher catches of signals (`EventLoop`) ends with the execution."""
     signal.set_wakeup_fd(-1)
-    for each in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(each, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.setsid()
     os.chdir("/")
     os.umask(0o022)

@@ -142,3 +142,12 @@ loop.after(0.04, loop.stop)
 loop.run()
 """
     assert said(code) == ["none yet", "65536", "room"]
+
+
+def test_a_program_that_is_executed_inherits_no_signal_that_is_ignored_or_blocked() -> None:
+    code = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+EventLoop()
+os.execv("/bin/sed", ["sed", "-n", "s/^Sig\\\\(Ign\\\\|Blk\\\\):.//p", "/proc/self/status"])
+"""
+    assert said(code) == ["0" * 16, "0" * 16]
