@@ -42,8 +42,11 @@ class Program:
         return self.numbers < OLDEST
 
 
-def examine(path: Path) -> Program:
-    """Ask the program at `path` for its version.
+def examine(path: Path, user: int | None = None) -> Program:
+    """Ask the program at `path` for its version, as the host's user `user` (None: this one).
+
+    It is run as those who run it later, and never with more rights: whoever names it to a privileged launcher gains
+    none.
 
     Raises:
         OSError: there is none, or it cannot be run.
@@ -52,7 +55,15 @@ def examine(path: Path) -> Program:
     mode = path.stat().st_mode
     try:
         asked = subprocess.run(  # noqa: S603 - the operator's own path
-            [path, "--version"], capture_output=True, text=True, check=False, timeout=VERSION_WITHIN_S, env={}
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=VERSION_WITHIN_S,
+            env={},
+            user=user,
+            group=user,
+            extra_groups=None if user is None else (),
         )
     except subprocess.TimeoutExpired as late:
         raise ValueError(f"{path} does not say its version") from late

@@ -205,12 +205,13 @@ CANARIES: Sequence[Canary] = (
     ),
     _canary(
         "execution",
-        "nothing that a command writes can be executed, nor loaded as code",
+        "nothing that a command writes can be executed, nor loaded as code, nor written over code that there is",
         canary_scripts.EXECUTION,
         said(
             {
                 **dict.fromkeys(("/scratch/script", "/scratch/elf", "/out/script", "/out/elf"), "EACCES"),
                 "library": "not mapped",
+                **dict.fromkeys(("/proc/self/mem", "/proc/1/mem"), "EROFS"),
             }
         ),
     ),

@@ -47,6 +47,7 @@ tell(told);
 
 EXECUTION = (
     _TELL
+    + _TRY
     + """
 const fs = require('fs');
 const { spawnSync } = require('child_process');
@@ -64,6 +65,9 @@ try {
   process.dlopen({ exports: {} }, '/scratch/library.node');
 } catch (error) {
   told.library = /failed to map segment/.test(error.message) ? 'not mapped' : error.message;
+}
+for (const at of ['/proc/self/mem', '/proc/1/mem']) {
+  told[at] = attempt(() => fs.closeSync(fs.openSync(at, 'r+')));
 }
 tell(told);
 """

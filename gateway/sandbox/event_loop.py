@@ -57,6 +57,10 @@ class EventLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for each in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(each, lambda *_: None)
+        # What whoever started the node ignores (a shell's background job: SIGQUIT) would be ignored in every run, too.
+        for each in signal.valid_signals():
+            if signal.getsignal(each) is signal.SIG_IGN:
+                signal.signal(each, signal.SIG_DFL)
         self.watch(self._woken, self._signalled)
 
     def watch(self, descriptor: int, call: Call) -> None:

@@ -1,9 +1,9 @@
 """What bubblewrap cannot do, done to a sandbox while its command is blocked.
 
-Nothing that was written can be executed, and `/proc` tells of nothing but the sandbox's own processes.  A forked child
-waits until all is set up, enters the sandbox's user and mount namespaces as their owner, and mounts anew there; it is
-forked while bubblewrap sets up, which takes no time then.  Standard library only: the launcher imports this.  Source:
-mount(2), proc(5) (`subset=pid`, Linux 5.8).
+Nothing that was written can be executed, and `/proc` tells of nothing but the sandbox's own processes and changes none
+of them.  A forked child waits until all is set up, enters the sandbox's user and mount namespaces as their owner, and
+mounts anew there; it is forked while bubblewrap sets up, which takes no time then.  Standard library only: the launcher
+imports this.  Source: mount(2), proc(5) (`subset=pid`, Linux 5.8; `mem`, which a process may write over its own code).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gateway.sandbox.kernel_calls import (
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
+    MS_RDONLY,
     MS_REMOUNT,
     PR_SET_PDEATHSIG,
     mount,
@@ -125,4 +126,5 @@ def _harden(init: int) -> None:
     setns(mounts, CLONE_NEWNS)
     for place in (SCRATCH, OUT):
         mount(None, place.encode(), MS_BIND | MS_REMOUNT | NOTHING_RUNS, None)
-    mount(b"proc", b"/proc", MS_REMOUNT | NOTHING_RUNS, PROC_OPTIONS)
+    # Through `/proc/PID/mem` a process writes what it may only execute, and what another of its user has in memory.
+    mount(b"proc", b"/proc", MS_REMOUNT | MS_RDONLY | NOTHING_RUNS, PROC_OPTIONS)

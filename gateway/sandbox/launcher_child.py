@@ -28,7 +28,6 @@ ASIDE = 64
 ROOM_OVER_DISK = 1 << 20
 """A file may seem this much larger than the disk is, so that a full disk says ENOSPC and not EFBIG."""
 MIB = 1 << 20
-SPARE_TASKS = 64
 
 
 class RootKept(Exception):
@@ -61,7 +60,7 @@ def become(
     """
     try:
         _as_a_program_starts()
-        _limit(bounds, alone=user is not None)
+        _limit(bounds)
         _set_aside(descriptors)
         if user is not None:
             _hand_over_streams(user)
@@ -103,7 +102,8 @@ def _as_a_program_starts() -> None:
     os.umask(0o022)
 
 
-def _limit(bounds: Bounds, *, alone: bool) -> None:
+def _limit(bounds: Bounds) -> None:
+    # Not RLIMIT_NPROC: it counts all that a user has on this machine, whose runs would then end each other's set-up.
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 256,
@@ -116,9 +116,6 @@ def _limit(bounds: Bounds, *, alone: bool) -> None:
         resource.RLIMIT_NICE: 0,
         resource.RLIMIT_RTPRIO: 0,
     }
-    if alone:
-        # Beyond the group's own bound, which is to come first: it counts what it denies.
-        limits[resource.RLIMIT_NPROC] = bounds.tasks + SPARE_TASKS
     for what, value in limits.items():
         most = resource.getrlimit(what)[1]
         within = value if most == resource.RLIM_INFINITY else min(value, most)

@@ -6,6 +6,7 @@ Standard library only, one thread (`launcher`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -37,8 +38,9 @@ from gateway.sandbox.launcher_messages import (
     packet,
 )
 from gateway.sandbox.node_socket import NodeSocket
-from gateway.sandbox.rehearsal import rehearse
+from gateway.sandbox.rehearsal import FIXES, rehearse
 
+ROOT_KEPT = "sandbox.launcher_root_uid"
 REAPED_WITHIN_S = 1.0
 NOT_YET_S = 0.001
 
@@ -72,10 +74,12 @@ class Launcher:
         self._settings = settings
         self._root = os.geteuid() == 0
         self._slots = settings.slots if self._root else 1
+        if self._root and settings.first_uid < 1:
+            _not_fit(ROOT_KEPT, "slots would run as uid 0", "set `first_uid` to a uid beyond 0")
         self._runs: dict[str, LaunchedRun] = {}
         self._loop = EventLoop()
         self._node = NodeSocket(node, self._loop)
-        program = _program(Path(settings.bubblewrap))
+        program = _program(Path(settings.bubblewrap), self._user(0))
         found = _cgroups()
         swept = found.sweep(settings.prefix)
         if swept.left:
@@ -96,8 +100,6 @@ class Launcher:
         return self._settings.first_uid + slot if self._root else None
 
     def _rehearse(self, version: str) -> None:
-        if self._root and self._settings.first_uid < 1:
-            _not_fit("sandbox.launcher_root_uid", "slots would run as uid 0", "set `first_uid` to a uid beyond 0")
         failed = rehearse(self._place, self._user(0))
         if failed is not None:
             self._put_away()
@@ -126,8 +128,10 @@ class Launcher:
         _reap_all(time.monotonic() + REAPED_WITHIN_S)
 
     def _end(self, why: str) -> None:
-        sys.stderr.write(f"launcher: ends: {why}\n")
         self._loop.stop()
+        # The node's end of this may be gone with it, and what is buffered would be written once more at the end.
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"launcher: ends: {why}\n".encode())
 
     def _look_at_ending(self) -> None:
         for run in tuple(self._runs.values()):
@@ -215,10 +219,14 @@ def _reap_all(until: float) -> None:
                 time.sleep(NOT_YET_S)
 
 
-def _program(path: Path) -> bubblewrap.Program:
+def _program(path: Path, user: int | None) -> bubblewrap.Program:
     fix = "install bubblewrap (Debian: `apt-get install bubblewrap`), and name it in `[sandbox]` where it is elsewhere"
     try:
-        program = bubblewrap.examine(path)
+        program = bubblewrap.examine(path, user)
+    except PermissionError as kept:
+        if kept.errno == errno.EPERM and user is not None:
+            _not_fit(ROOT_KEPT, f"the launcher is root and cannot become uid {user}", FIXES[ROOT_KEPT])
+        _not_fit("sandbox.bwrap_missing", f"{path}: {kept.strerror}", fix)
     except OSError as absent:
         _not_fit("sandbox.bwrap_missing", f"{path}: {absent.strerror}", fix)
     except ValueError as odd:

@@ -18,7 +18,7 @@ CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 READS_A_PIPE = ("anon_pipe_read", "pipe_read", "pipe_wait", "0")
 """Where the kernel says that a process sleeps in reading a pipe; 0 where it does not say."""
 NOTHING_RUNS = frozenset({"nosuid", "nodev", "noexec"})
-WRITABLE = {SCRATCH: NOTHING_RUNS | {"rw"}, OUT: NOTHING_RUNS | {"rw"}, "/proc": NOTHING_RUNS}
+OWN_MOUNTS = {SCRATCH: NOTHING_RUNS | {"rw"}, OUT: NOTHING_RUNS | {"rw"}, "/proc": NOTHING_RUNS | {"ro"}}
 PROC = frozenset({"subset=pid", "hidepid=invisible"})
 
 
@@ -86,13 +86,13 @@ def mount_faults(mountinfo: str) -> Iterator[str]:
     for line in mountinfo.splitlines():
         of_mount, _, of_filesystem = line.partition(" - ")
         place, options = of_mount.split()[4:6]
-        wanted = WRITABLE.get(place, _read_only(place))
+        wanted = OWN_MOUNTS.get(place, _read_only(place))
         seen.add(place)
         if not wanted <= set(options.split(",")):
             yield f"{place} is mounted {options}"
         if place == "/proc" and not set(of_filesystem.split()[2].split(",")) >= PROC:
             yield f"/proc is mounted {of_filesystem}"
-    yield from (f"{each} is not mounted" for each in WRITABLE if each not in seen)
+    yield from (f"{each} is not mounted" for each in OWN_MOUNTS if each not in seen)
 
 
 def _read_only(place: str) -> frozenset[str]:

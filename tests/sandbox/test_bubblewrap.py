@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from gateway.sandbox.bubblewrap import BLOCK_AT, FILTER_AT, STATUS_AT, arguments, examine, image_arguments
 from tests.sandbox.in_groups import unavailable
-from tests.sandbox.launcher_driver import BUBBLEWRAP
+from tests.sandbox.launcher_driver import BUBBLEWRAP, FIRST_UID
 
 
 def program(place: Path, script: str, mode: int = 0o755) -> Path:
@@ -99,3 +101,15 @@ def test_the_descriptors_are_those_that_the_child_gets() -> None:
     assert after(said, "--block-fd")[0] == str(BLOCK_AT)
     assert after(said, "--seccomp") == [str(FILTER_AT)]
     assert b"--seccomp" not in arguments([], disk_bytes=1, artifact_bytes=1, filtered=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
+def test_the_program_is_asked_as_the_user_that_it_is_named_for_and_never_as_root() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        said = Path(place, "said")
+        said.touch()
+        said.chmod(0o666)
+        asked = program(Path(place), f"id -u >{said}; id -G >>{said}; echo bubblewrap 0.8.0")
+        assert examine(asked, FIRST_UID).version == "0.8.0"
+        assert said.read_text().split() == [str(FIRST_UID)] * 2

@@ -70,6 +70,7 @@ WRITES: dict[str, Any] = {
 EXECUTION = {
     **dict.fromkeys(("/scratch/script", "/scratch/elf", "/out/script", "/out/elf"), "EACCES"),
     "library": "not mapped",
+    **dict.fromkeys(("/proc/self/mem", "/proc/1/mem"), "EROFS"),
 }
 NETWORK = dict.fromkeys(("tcp4", "tcp6", "udp4", "listener"), "EAFNOSUPPORT")
 PROOF = Artifact("proof", 10, "067f5d0c19621d03931abe8e9da18bba4fced25814bedb8e2459f42be2a1908e")
@@ -155,6 +156,7 @@ def test_no_judge_is_content_with_a_command_that_exits_with_1(name: str) -> None
         ("execution", {"/scratch/elf": "ENOENT"}, '/scratch/elf is "ENOENT"'),
         ("execution", {"/out/script": "ran, 0"}, '/out/script is "ran, 0"'),
         ("execution", {"library": "Module did not"}, 'library is "Module did not"'),
+        ("execution", {"/proc/self/mem": "done"}, '/proc/self/mem is "done"'),
         ("network", {"tcp4": "ECONNREFUSED"}, 'tcp4 is "ECONNREFUSED"'),
         ("network", {"udp4": "listening"}, 'udp4 is "listening"'),
         ("single", {"child": "ran"}, 'child is "ran"'),
@@ -295,7 +297,10 @@ def test_the_sandbox_of_this_machine_is_proved(driver: Driver, canary: Canary) -
     [
         ("identity", 'capabilities is "2'),
         ("writes", '/ is "done"'),
-        ("execution", '/out/elf is "ENOENT"; /out/script is "ran, 0"; /scratch/elf is "ENOENT"; '),
+        (
+            "execution",
+            '/out/elf is "ENOENT"; /out/script is "ran, 0"; /proc/1/mem is "done"; /proc/self/mem is "done"; ',
+        ),
         ("network", 'listener is "listening"; tcp4 is "ECONNREFUSED"; '),
         ("tasks", "it ended otherwise: outcome exited, exitCode 0; it wrote '64 threads more were made"),
         ("single", 'child is "ran"'),

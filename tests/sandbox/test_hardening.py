@@ -27,8 +27,8 @@ def test_nothing_that_is_written_can_be_executed_and_proc_tells_of_its_own_alone
     mounts = {}
     for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
         mounts[line.split()[4]] = line
-    for place in ("/scratch", "/out", "/proc"):
-        assert "rw,nosuid,nodev,noexec" in mounts[place]
+    for place, access in (("/scratch", "rw"), ("/out", "rw"), ("/proc", "ro")):
+        assert f"{access},nosuid,nodev,noexec" in mounts[place]
     assert "subset=pid" in mounts["/proc"]
     assert {each.name for each in Path(f"/proc/{pid}/root/proc").iterdir()} == {"1", "self", "thread-self"}
     driver.stop(run)

@@ -15,7 +15,7 @@ from tests.sandbox.launcher_driver import FIRST_UID, Driver, Run
 RIGHT = [
     "10 1 0:1 / / ro,nosuid,nodev,relatime - tmpfs tmpfs rw",
     "11 10 8:1 /image/usr /usr ro,nosuid,nodev,relatime - ext4 /dev/vda rw",
-    "12 10 0:2 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw,hidepid=invisible,subset=pid",
+    "12 10 0:2 / /proc ro,nosuid,nodev,noexec,relatime - proc proc rw,hidepid=invisible,subset=pid",
     "13 10 0:3 / /dev ro,nosuid,nodev,relatime - tmpfs tmpfs rw",
     "14 13 0:4 /null /dev/null rw,nosuid,relatime - devtmpfs devtmpfs rw",
     "15 10 0:5 / /scratch rw,nosuid,nodev,noexec,relatime - tmpfs tmpfs rw,size=4k",

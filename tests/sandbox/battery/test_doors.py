@@ -117,7 +117,8 @@ async def test_processes(sandbox: Sandbox, case: Case) -> None:
         "every place has its flags",
         hostile("places"),
         says=all_say("ro nosuid nodev", "/", "/usr")
-        + all_say("rw nosuid nodev noexec", "/scratch", "/out", "/proc")
+        + all_say("rw nosuid nodev noexec", "/scratch", "/out")
+        + all_say("ro nosuid nodev noexec", "/proc")
         + "/dev: ro nosuid nodev\n/dev/shm: ENOENT\n/sys: ENOENT\n",
     ),
     Case(

@@ -103,10 +103,12 @@ for (const path of process.argv.slice(1)) try {
             *("/proc/self/oom_score_adj", "-1000", "/proc/self/uid_map", "0 0 1", "/proc/self/gid_map", "0 0 1"),
             *("/proc/self/setgroups", "allow", "/proc/sys/kernel/core_pattern", "|/scratch/x"),
             *("/proc/1/oom_score_adj", "-1000", "/proc/sysrq-trigger", "h"),
+            *("/proc/self/mem", "x", "/proc/1/mem", "x"),
         ),
-        says="/proc/self/oom_score_adj: EACCES\n/proc/self/uid_map: EPERM\n/proc/self/gid_map: EPERM\n"
-        "/proc/self/setgroups: EACCES\n/proc/sys/kernel/core_pattern: ENOENT\n"
-        "/proc/1/oom_score_adj: EACCES\n/proc/sysrq-trigger: ENOENT\n",
+        says="/proc/self/oom_score_adj: EROFS\n/proc/self/uid_map: EROFS\n/proc/self/gid_map: EROFS\n"
+        "/proc/self/setgroups: EROFS\n/proc/sys/kernel/core_pattern: ENOENT\n"
+        "/proc/1/oom_score_adj: EROFS\n/proc/sysrq-trigger: ENOENT\n"
+        "/proc/self/mem: EROFS\n/proc/1/mem: EROFS\n",
     ),
     Case(
         "init, whose memory a process of the same user may write, can do no more than itself",
