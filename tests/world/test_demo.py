@@ -134,7 +134,7 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
     report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
     assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 0, outcome.getvalue()
     found = json.loads(outcome.getvalue())
-    assert (found["complete"], found["transfers"], found["faults"]) == (True, 4, [])
+    assert (found["complete"], found["transfers"], found["faults"]) == (True, 5, [])
     once = [step for step in found["steps"] if not step["replayed"]]
     assert [(each["step"], each["price"], each["charged"]) for each in once] == [
         ("free search", None, "0"),
@@ -162,7 +162,7 @@ def test_a_family_that_is_closed_is_reported_with_its_reason_and_fails_a_strict_
     report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
     assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 1
     found = json.loads(outcome.getvalue())
-    assert (found["holds"], found["complete"], found["transfers"]) == (True, False, 4)
+    assert (found["holds"], found["complete"], found["transfers"]) == (True, False, 5)
     (closed,) = (step for step in found["steps"] if step["verdict"] != "held")
     assert (closed["step"], closed["status"], closed["verdict"]) == ("free chat", 503, "closed")
     assert closed["reason"].endswith("(no_route)")
@@ -272,7 +272,7 @@ def test_two_nodes_share_the_round_and_one_takes_over_from_the_other() -> None:
     options = DemoOptions(strict=True, json=True, nodes=2, store="postgresql")
     assert trio.run(partial(demo, options, report=report)) == 0, progress.getvalue()
     found = json.loads(outcome.getvalue())
-    assert (found["complete"], found["transfers"], found["faults"]) == (True, 5, [])
+    assert (found["complete"], found["transfers"], found["faults"]) == (True, 6, [])
     steps, taken = found["steps"][:STEPS], found["steps"][STEPS:]
     assert {step["node"] for step in steps} == {"node-1", "node-2"}
     assert [(each["node"], each["replayed"], each["charged"]) for each in taken] == [
