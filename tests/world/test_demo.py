@@ -143,6 +143,7 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
         ("free chat", None, "0"),
         ("AI over x402", once[4]["price"], once[4]["price"]),
         ("chat over MPP", "7000", "7000"),
+        ("command over x402", "10000", "10000"),
     ]
     again = [step["step"] for step in found["steps"] if step["replayed"]]
     assert again == [f"{each['step']}, again" for each in once if each["price"]]
@@ -150,6 +151,7 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
         "huggingfacetb/smollm2-135m-instruct",
         "openai/gpt-5.6-luna, simulated",
         "openai/gpt-5.6-luna, simulated",
+        "bubblewrap",
     ]
 
 
