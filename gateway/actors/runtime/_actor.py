@@ -260,10 +260,14 @@ class Actor(Generic[M]):
     def serve(self, letter: Letter[M]) -> bool:
         """Serve a letter at once, in the task that it comes from; False where it is to queue.
 
-        It is to where others queue, and for a letter that `at_once` itself gives rise to.
+        It is to where others queue, and where a body may be in the midst of a step: for a letter to oneself, and for
+        one that somebody's `at_once` gives rise to.
         """
         at_once = self.at_once
         if at_once is None or self.queued or self.serving or letter.deadline <= letter.posted:
+            return False
+        asker = here.get()
+        if asker is not None and (asker is self or asker.serving):
             return False
         self.take(letter)
         self.serving, taken = True, True

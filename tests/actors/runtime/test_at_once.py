@@ -161,6 +161,32 @@ async def test_a_letter_queues_behind_those_that_wait(desk: Desk) -> None:
         assert desk.served[-1] == ("fourth", here())
 
 
+async def test_a_body_is_never_given_a_letter_in_the_midst_of_a_step_of_its_own() -> None:
+    served: list[str] = []
+    go = trio.Event()
+
+    async def upper(inbox: Inbox[str]) -> None:
+        inbox.ready(at_once=lambda letter: served.append(letter.message))
+        await go.wait()
+        me.tell("from myself")
+        other.tell("go on")
+        served.append("my step is over")
+        async for letter in inbox:
+            served.append(letter.message)
+
+    async def lower(inbox: Inbox[str]) -> None:
+        inbox.ready(at_once=lambda _: me.tell("from the other"))
+        async for _ in inbox:
+            pass
+
+    async with open_runtime() as runtime:
+        other: Ref[str] = await runtime.start("lower", lower)
+        me: Ref[str] = await runtime.start("upper", upper)
+        go.set()
+        await wait_all_tasks_blocked()
+    assert served == ["my step is over", "from myself", "from the other"]
+
+
 async def test_a_letter_that_is_declined_queues(desk: Desk) -> None:
     desk.declines = "later"
     async with open_runtime() as runtime:
