@@ -165,14 +165,17 @@ async def test_a_body_is_never_given_a_letter_in_the_midst_of_a_step_of_its_own(
     served: list[str] = []
     go = trio.Event()
 
+    def serve(letter: Letter[str]) -> None:
+        served.append(letter.message)
+
     async def upper(inbox: Inbox[str]) -> None:
-        inbox.ready(at_once=lambda letter: served.append(letter.message))
+        inbox.ready(at_once=serve)
         await go.wait()
         me.tell("from myself")
         other.tell("go on")
         served.append("my step is over")
         async for letter in inbox:
-            served.append(letter.message)
+            serve(letter)
 
     async def lower(inbox: Inbox[str]) -> None:
         inbox.ready(at_once=lambda _: me.tell("from the other"))
