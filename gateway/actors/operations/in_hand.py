@@ -193,17 +193,19 @@ def ending(operation_id: str) -> str:
 # -- durable steps -----------------------------------------------------------------------------------------------------
 
 
-async def write(life: Life, around: Surroundings, state: State, *statements: Statement) -> None:
+async def write(life: Life, around: Surroundings, state: State, *statements: Statement, flushed: bool = False) -> None:
     """Commit a step that leaves the operation in `state`, with the history told so far.
 
-    Tries again while the store is away and gives up after a while; raises `Abandoned`.
+    It is flushed where there is money in it or it is to be `flushed`; a power loss may take others back.  Tries again
+    while the store is away and gives up after a while; raises `Abandoned`.
     """
     told = rows.happenings(life.owner, life.next_step, life.told)
+    relaxed = life.payment is None and life.credit is None and not flushed
     gives_up = trio.current_time() + STORE_PATIENCE_S
     pause = 0.1
     while True:
         try:
-            await around.store.commit(*statements, *told, relaxed=life.payment is None and life.credit is None)
+            await around.store.commit(*statements, *told, relaxed=relaxed)
             break
         except Conflict as conflict:
             if await _stands(life, around, state):

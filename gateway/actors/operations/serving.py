@@ -106,7 +106,7 @@ async def _release(life: Life, around: Surroundings) -> None:
     """
     failpoint("release.before")
     try:
-        await write(life, around, State.CLAIMED, rows.release(life.owner, attempt=life.attempt))
+        await write(life, around, State.CLAIMED, rows.release(life.owner, attempt=life.attempt), flushed=True)
     except Abandoned as error:
         raise StoreUnavailable(str(error), retry_after=RETRY_AFTER_S) from error
     life.released = True

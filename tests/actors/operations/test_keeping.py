@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import attrs
 import orjson
 import pytest
 import trio
@@ -15,6 +16,7 @@ from gateway.registry.receipts import verify_receipt
 from tests.actors.operations.scene import (
     ASSET,
     FREE,
+    ONCE,
     OTHER_PAYER,
     PAY_TO,
     SIGNER,
@@ -50,6 +52,15 @@ async def test_the_receipt_binds_request_result_payment_and_transaction(
         }
         assert receipt["route"] == {"routeId": "search/index", "qualificationId": "q_1"}
         assert orjson.loads(await node.only("receipt")) == receipt
+
+
+async def test_what_must_never_run_twice_is_let_go_of_by_a_flushed_step_even_where_it_is_free(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    free = attrs.evolve(ONCE, paid=False, price=lambda _: 0)
+    async with scene.node(table={free.id: free}) as node:
+        await node.call(order(what=free))
+        assert node.store.relaxed == [True, False, True]
 
 
 async def test_only_the_steps_of_a_free_call_are_relaxed(scene: Scene, autojump_clock: MockClock) -> None:
