@@ -77,7 +77,6 @@ class SandboxFamily:
         asker's run is over when this ends.
         """
         request: SandboxRequest = work.request
-        self.place.room.admit(request.limits)
         evidence, began = self._proof(), trio.current_time()
         try:
             executed = await self._run(work, request)
