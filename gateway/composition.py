@@ -274,8 +274,9 @@ async def _start_settlement(
     payment = configuration.payment
     if not payment.configured:
         return None
-    facilitator = Facilitator(payment.facilitator_url, call, payment.verify_timeout_s, payment.settle_timeout_s)
-    chain = Chain(asset_of(configuration).chain_id, payment.rpc_urls, call, payment.confirmations)
+    calling = partial(call, stops=True)  # the settlement actor sees each of its calls to the end
+    facilitator = Facilitator(payment.facilitator_url, calling, payment.verify_timeout_s, payment.settle_timeout_s)
+    chain = Chain(asset_of(configuration).chain_id, payment.rpc_urls, calling, payment.confirmations)
     body = partial(settlement, facilitator=facilitator, chain=chain, network=payment.network, path=path)
     ref: Ref[SettlementMessage] = await start("settlement", body)
     return ref

@@ -178,8 +178,12 @@ async def settlement(
         await desk.probe()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(desk.keep_proven)
-        inbox.ready()
         async with trio.open_nursery() as calls:
-            async for letter in inbox:
+
+            def begin(letter: Letter[Message]) -> None:
                 calls.start_soon(desk.serve, letter)
+
+            inbox.ready(at_once=begin)
+            async for letter in inbox:
+                begin(letter)
         nursery.cancel_scope.cancel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -19,6 +20,7 @@ import trio
 
 from gateway.actors.settlement._proof import AUTHORIZATION_CANCELED, Finding, Search, read
 from gateway.actors.settlement._rpc import ChainUnavailable, EndPoint, Head, Receipt, Unusable
+from gateway.actors.settlement._together import together
 from gateway.actors.settlement._trail import Trail
 from gateway.registry.http_call import HttpAnswer, HttpCall
 
@@ -129,7 +131,7 @@ class Chain:
         """Find out whether looks would be answered now; raises `ChainUnavailable`."""
 
         async def one(end_point: EndPoint) -> None:
-            head = await self._head(end_point)
+            head, _ = await self._head_and(end_point)
             self._must_be_fresh(head)
             await end_point.reads_at(head.block_hash)
 
@@ -160,8 +162,7 @@ class Chain:
         """Return False if a reorganisation took the transaction's block away; raises `ChainUnavailable`."""
 
         async def one(end_point: EndPoint) -> bool:
-            head = await self._head(end_point)
-            receipt = await end_point.receipt(transaction)
+            head, (receipt,) = await self._head_and(end_point, partial(end_point.receipt, transaction))
             if receipt is not None and receipt.block_hash == block_hash.lower():
                 return True
             self._must_follow(head, 0)
@@ -180,19 +181,28 @@ class Chain:
                 end_point.failed_at, reason = trio.current_time(), error
         raise reason
 
-    async def _head(self, end_point: EndPoint) -> Head:
-        if await end_point.chain_id() != self.chain_id:
+    async def _head_and(
+        self, end_point: EndPoint, *receipts: Callable[[], Awaitable[Receipt | None]]
+    ) -> tuple[Head, list[Receipt | None]]:
+        """Return the latest block of an end point that serves the right chain, and receipts asked for beside it.
+
+        A receipt may be from beyond that block, and then is not deep; its end point is asked again.
+        """
+        async with together() as asked:
+            chain_id, latest = asked.ask(end_point.chain_id), asked.ask(end_point.head)
+            found = [asked.ask(each) for each in receipts]
+        if chain_id.answer != self.chain_id:
             raise ChainUnavailable("rpc_wrong_chain")
-        head = await end_point.head()
+        head = latest.answer
         self._memory.saw(head)
-        return head
+        return head, [each.answer for each in found]
 
     async def _look(
         self, end_point: EndPoint, search: Search, from_block: int | None, hints: Sequence[str]
     ) -> Sighting:
-        head = await self._head(end_point)
-        for hint in hints[-HINTS_READ:]:
-            receipt = await _hinted(end_point, hint)
+        hinted = [partial(_hinted, end_point, each) for each in hints[-HINTS_READ:]]
+        head, receipts = await self._head_and(end_point, *hinted)
+        for receipt in receipts:
             if receipt is not None and read(receipt, search) is Finding.PAID:
                 return self._paid(receipt, head)
         self._must_follow(head, from_block or 0)
