@@ -36,30 +36,33 @@ def checked(parameters: Mapping[str, Value]) -> dict[str, Value]:
     Raises TypeError for anything but str, int, bytes and None (bool and float too), ValueError for an int beyond
     64 bits and for text with a NUL or a lone surrogate.
     """
-    return {
-        name: value if value is None or type(value) is bytes else _plain(name, value)
-        for name, value in parameters.items()
-    }
+    return {name: _plain(name, value) for name, value in parameters.items()}
 
 
 def _plain(name: str, value: Value) -> Value:
-    match value:
-        case None | bytes():
-            return value
-        case bool():
-            raise TypeError(f":{name} is a bool; store 0 or 1")
-        case int():
-            if not -_INT_BOUND <= value < _INT_BOUND:
-                raise ValueError(f":{name} is beyond 64 bits")
-            return int.__int__(value)
-        case str():
-            if "\0" in value:
-                raise ValueError(f":{name} holds a NUL character; store it as bytes")
-            if not value.isascii():
-                value.encode()  # a lone surrogate is a ValueError too
-            return str.__str__(value)
-        case _:
-            raise TypeError(f":{name} is a {type(value).__name__}; only str, int, bytes and None are stored")
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _storable(name, value if type(value) is str else str.__str__(value))
+    if isinstance(value, bool):
+        raise TypeError(f":{name} is a bool; store 0 or 1")
+    if isinstance(value, int):
+        return _within_64_bits(name, int.__int__(value))
+    raise TypeError(f":{name} is a {type(value).__name__}; only str, int, bytes and None are stored")
+
+
+def _storable(name: str, text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f":{name} holds a NUL character; store it as bytes")
+    if not text.isascii():
+        text.encode()  # a lone surrogate is a ValueError too
+    return text
+
+
+def _within_64_bits(name: str, number: int) -> int:
+    if not -_INT_BOUND <= number < _INT_BOUND:
+        raise ValueError(f":{name} is beyond 64 bits")
+    return number
 
 
 @attrs.frozen

@@ -1,7 +1,8 @@
 """The SQLite engine: one writer actor with group commit, readers in threads beside it.
 
 WAL with `synchronous=FULL`: what was acknowledged survives power loss.  All askers that wait share one transaction
-and one fsync.  A relaxed step that nothing is ahead of is stored in its asker's own task.
+and one fsync.  Relaxed steps wait for no disk: they are stored in the loop's own thread, and in their asker's own task
+where nothing is ahead of them.
 """
 
 from __future__ import annotations
@@ -246,7 +247,11 @@ class _WriterActor:
             steps = [letter.message.step for letter in letters]
             relaxed = all(letter.message.relaxed for letter in letters)
             self.at_once.came(len(steps))
-            results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
+            at_once = self.at_once.store_together(steps) if relaxed else None
+            if at_once is not None:
+                results = at_once
+            else:
+                results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
             self._feel(results)
         for letter, result in zip(letters, results, strict=True):
             if isinstance(result, list):

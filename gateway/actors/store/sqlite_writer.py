@@ -72,18 +72,11 @@ class Writer:
 
         Where all are `relaxed` the log is not flushed: what it holds is the kernel's, which outlives this process.
         """
-        manner = Manner.RELAXED if relaxed else Manner.DURABLE
-        if len(steps) > 1:
-            try:
-                return self._transaction(steps, manner)
-            except _GroupLost as lost:
-                if not lost.apart:
-                    return [lost.result for _ in steps]
-        return [self._alone(step, manner) for step in steps]
+        return self._run(steps, Manner.RELAXED if relaxed else Manner.DURABLE)
 
-    def run_at_once(self, step: Step) -> Result:
-        """Store a relaxed step without waiting for anybody: where a lock is in its way, it failed as `LOCKED`."""
-        return self._alone(step, Manner.AT_ONCE)
+    def run_at_once(self, steps: Sequence[Step]) -> list[Result]:
+        """Store relaxed steps without waiting for anybody: where a lock is in the way, all failed as `LOCKED`."""
+        return self._run(steps, Manner.AT_ONCE)
 
     def close(self) -> None:
         """Close the connection; an unfinished transaction is rolled back."""
@@ -91,6 +84,15 @@ class Writer:
             with suppress(sqlite3.Error):
                 self.connection.close()
             self.connection = None
+
+    def _run(self, steps: Sequence[Step], manner: Manner) -> list[Result]:
+        if len(steps) > 1:
+            try:
+                return self._transaction(steps, manner)
+            except _GroupLost as lost:
+                if not lost.apart:
+                    return [lost.result for _ in steps]
+        return [self._alone(step, manner) for step in steps]
 
     def _alone(self, step: Step, manner: Manner) -> Result:
         try:

@@ -34,7 +34,7 @@ from gateway.actors.store import (
 from gateway.actors.store.sqlite import Run, in_thread, inline
 from gateway.actors.store.sqlite_at_once import ALONE
 from gateway.actors.store.sqlite_file import SqliteFile
-from gateway.actors.store.sqlite_writer import Result, Step, Writer
+from gateway.actors.store.sqlite_writer import Manner, Result, Step, Writer
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -155,14 +155,14 @@ class TestGroupCommit:
     async def test_a_group_is_flushed_unless_all_of_its_steps_are_relaxed(
         self, path: Path, migrations: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        groups: list[tuple[int, bool]] = []
-        run = Writer.run
+        groups: list[tuple[int, str]] = []
+        transaction = Writer._transaction
 
-        def noted(writer: Writer, steps: Sequence[Step], *, relaxed: bool = False) -> list[Result]:
-            groups.append((len(steps), relaxed))
-            return run(writer, steps, relaxed=relaxed)
+        def noted(writer: Writer, steps: Sequence[Step], manner: Manner) -> list[Result]:
+            groups.append((len(steps), manner.value[0]))
+            return transaction(writer, steps, manner)
 
-        monkeypatch.setattr(Writer, "run", noted)
+        monkeypatch.setattr(Writer, "_transaction", noted)
         gate = Gate()
         async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
             for names in ({"a": True}, {"b": True, "c": False}, {"d": True, "e": True}):
@@ -174,7 +174,8 @@ class TestGroupCommit:
                         nursery.start_soon(partial(store.commit, count(name), relaxed=relaxed))
                     await wait_all_tasks_blocked()
                     gate.opened.set()
-        assert groups == [(1, False), (1, True), (1, False), (2, False), (1, False), (2, True)]
+        assert [size for size, _ in groups] == [1, 1, 1, 2, 1, 2]
+        assert [manner for _, manner in groups] == ["FULL", "NORMAL", "FULL", "FULL", "FULL", "NORMAL"]
 
     async def test_an_observer_that_fails_is_logged_and_nothing_else(
         self, path: Path, migrations: Path, caplog: pytest.LogCaptureFixture

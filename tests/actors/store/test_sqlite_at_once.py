@@ -14,7 +14,16 @@ import trio
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Committed, Conflict, Reason, Statement, StoreHealth, StoreUnavailable, open_sqlite
 from gateway.actors.store.errors import Failure
-from gateway.actors.store.sqlite_at_once import ALONE, FOR_THE_THREAD, IN_A_ROW, LARGEST_STEP, REST_S, SLOW_S, AtOnce
+from gateway.actors.store.sqlite_at_once import (
+    ALONE,
+    FOR_THE_THREAD,
+    IN_A_ROW,
+    LARGEST,
+    MOST_TOGETHER,
+    REST_S,
+    SLOW_S,
+    AtOnce,
+)
 from gateway.actors.store.sqlite_file import SqliteFile
 from gateway.actors.store.sqlite_writer import Result, Step, Writer
 
@@ -88,8 +97,8 @@ def test_a_large_value_is_for_the_thread(at_once: AtOnce) -> None:
     def blob(number: int, size: int) -> Statement:
         return Statement("INSERT INTO kept (id, bytes) VALUES (:id, :bytes)", {"id": number, "bytes": b"x" * size})
 
-    assert at_once.store([blob(1, LARGEST_STEP)]) == [[]]
-    assert at_once.store([blob(2, LARGEST_STEP), blob(3, 1)]) is None
+    assert at_once.store([blob(1, LARGEST)]) == [[]]
+    assert at_once.store([blob(2, LARGEST), blob(3, 1)]) is None
 
 
 def test_the_thread_gets_some_of_many(at_once: AtOnce) -> None:
@@ -118,6 +127,7 @@ def test_another_programs_lock_is_not_waited_for(at_once: AtOnce, writer: Writer
     with closing(sqlite3.connect(writer._file.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert at_once.store([count("a")]) is None
+        assert at_once.store([count("a")]) is None  # it is not tried again: the thread is to wait for the lock
         other.execute("ROLLBACK")
     assert at_once.store([count("a")]) == [[]]
 
@@ -127,9 +137,9 @@ def test_a_file_that_was_slow_is_for_the_thread_a_while(
 ) -> None:
     run = Writer.run_at_once
 
-    def slow(writer: Writer, step: Step) -> Result:
+    def slow(writer: Writer, steps: Sequence[Step]) -> list[Result]:
         clock.now += SLOW_S * 1.01
-        return run(writer, step)
+        return run(writer, steps)
 
     with monkeypatch.context() as slowly:
         slowly.setattr(Writer, "run_at_once", slow)
@@ -140,7 +150,7 @@ def test_a_file_that_was_slow_is_for_the_thread_a_while(
     assert at_once.store([count("a")]) == [[]]
 
 
-def test_steps_that_come_together_are_for_the_thread(at_once: AtOnce) -> None:
+def test_steps_that_come_together_are_for_the_queue(at_once: AtOnce) -> None:
     at_once.came(2)
     for _ in range(ALONE):
         assert at_once.store([count("a")]) is None
@@ -148,10 +158,54 @@ def test_steps_that_come_together_are_for_the_thread(at_once: AtOnce) -> None:
     assert at_once.store([count("a")]) == [[]]
 
 
+def test_what_queued_together_is_stored_in_one_transaction(
+    at_once: AtOnce, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    transaction = Writer._transaction
+
+    def noted(writer: Writer, steps: Sequence[Step], *more: object) -> list[Result]:
+        groups.append(len(steps))
+        return transaction(writer, steps, *more)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(Writer, "_transaction", noted)
+    at_once.came(2)
+    nothing = Statement("UPDATE counters SET n = 2 WHERE name = 'nobody'", rows=1)
+    first, second, third = at_once.store_together([[count("a")], [nothing], [count("b")]]) or ()
+    assert (first, isinstance(second, Conflict), third) == ([[]], True, [[]])
+    assert groups == [3]
+
+
+def test_no_more_than_some_are_stored_together(at_once: AtOnce) -> None:
+    steps = [[count(f"a {number}")] for number in range(MOST_TOGETHER + 1)]
+    assert at_once.store_together(steps) is None
+    assert at_once.store_together(steps[1:]) == [[[]]] * MOST_TOGETHER
+
+
+def test_the_thread_gets_some_groups_of_many(at_once: AtOnce) -> None:
+    def stored(number: int) -> bool:
+        return at_once.store_together([[count(f"{number} {each}")] for each in range(4)]) is not None
+
+    rounds = IN_A_ROW // 4
+    assert [stored(number) for number in range(rounds + FOR_THE_THREAD + 1)] == [
+        *[True] * rounds,
+        *[False] * FOR_THE_THREAD,
+        True,
+    ]
+
+
+def test_a_group_of_which_some_are_stored_is_not_stored_again(at_once: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = Failure(Reason.LOCKED)
+    monkeypatch.setattr(Writer, "run_at_once", lambda *_: [[[]], locked])
+    assert at_once.store_together([[count("a")], [count("b")]]) == [[[]], locked]
+    monkeypatch.setattr(Writer, "run_at_once", lambda *_: [locked, locked])
+    assert at_once.store_together([[count("a")], [count("b")]]) is None
+
+
 def test_after_a_defect_nobody_knows_whether_the_step_was_stored(
     at_once: AtOnce, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: Writer, __: Step) -> Result:
+    def broken(_: Writer, __: Sequence[Step]) -> list[Result]:
         raise RuntimeError("told to break")
 
     monkeypatch.setattr(Writer, "run_at_once", broken)
@@ -188,6 +242,18 @@ class TestInAStore:
         assert threads == [True, False]
         assert [(each.steps, each.undone) for each in events if isinstance(each, Committed)] == [(1, 0), (1, 0)]
 
+    async def test_relaxed_steps_that_come_together_are_stored_in_the_loop_in_few_transactions(
+        self, tmp_path: Path, migrations: Path, threads: list[bool]
+    ) -> None:
+        path = tmp_path / "gateway.db"
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            store._actor.at_once.came(2)
+            async with trio.open_nursery() as nursery:
+                for number in range(MOST_TOGETHER):
+                    nursery.start_soon(partial(store.commit, count(f"a {number}"), relaxed=True))
+            assert await store.fetch("SELECT count(*) FROM counters") == [(MOST_TOGETHER,)]
+        assert threads == [True]
+
     async def test_a_conflict_is_raised_in_the_asker(self, tmp_path: Path, migrations: Path) -> None:
         path = tmp_path / "gateway.db"
         async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
@@ -216,7 +282,7 @@ class TestInAStore:
         path = tmp_path / "gateway.db"
         async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
             with monkeypatch.context() as full:
-                full.setattr(Writer, "run_at_once", lambda *_: Failure(Reason.DISK_FULL))
+                full.setattr(Writer, "run_at_once", lambda *_: [Failure(Reason.DISK_FULL)])
                 with pytest.raises(StoreUnavailable, match="full"):
                     await store.commit(count("a"), relaxed=True)
                 assert store.health.reason is Reason.DISK_FULL
