@@ -1,8 +1,8 @@
 """A sandboxed `node -e 0` beside the same node without a sandbox, in turns on one machine; and what 500 runs leave.
 
 The floor is the image's own node under the image's own loader: spawned, its output read to the end, reaped.  Of a paid
-run settlement is left out: the node talks to facilitator and chain through a `Stopwatch` each, and what these saw is
-taken off each call; its own part in it stays.  Signing, and the price question before it, are the buyer's time.
+run settlement is left out, in two ways (`paid_runs.Bought`); the bar is for the second: without the verification and
+the whole phase of settlement.  All else that the node does for a purchase is in it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ import os
 import platform
 import resource
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import attrs
 import httpx
@@ -33,19 +28,17 @@ from gateway.sandbox.image_lock import load_lock
 from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Ready, Release, Spawn
 from gateway.sandbox.seccomp import load_filter
 from gateway.world.world import World, world_in_thread
+from tests.benchmarks.paid_runs import Bought, Seller, stopwatch
 from tests.sandbox.launcher_driver import ROOMY, Driver, launcher, pinned_image, require_a_sandbox
 from tests.world.scenarios.node_process import QUICK, NodeProcess, pause, running
-from tests.world.scenarios.purchase import Challenge, fresh_key, x402, x402_payload
 
 One = TypeVar("One")
 Other = TypeVar("Other")
 
-EXECUTE = "/v1/sandbox/execute"
 COMMAND = ("node", "-e", "0")
 BODY = {"command": list(COMMAND)}
 PAIRS = 40
 LAUNCHER_BAR, PAID_BAR = 1.2, 1.5
-OPENS_S = 60.0
 MORE_CONNECTIONS = 4
 BEFORE_COUNTING = 10
 """Runs after which all that is made once has been made: caches, threads, connections."""
@@ -164,115 +157,6 @@ def _spent(launcher: int) -> tuple[float, float]:
 # -- a node --------------------------------------------------------------------------------------------------------
 
 
-class Stopwatch(ThreadingHTTPServer):
-    """A door before a facilitator or a chain; `calls` are when each call came and when its answer was there."""
-
-    daemon_threads = True
-
-    def __init__(self, behind: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Timed)
-        self.behind = urlsplit(behind)
-        self.calls: list[tuple[float, float]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}{self.behind.path}"
-
-
-class _Timed(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1
-    _behind: HTTPConnection | None = None
-
-    def _pass_on(self) -> None:
-        assert isinstance(self.server, Stopwatch)
-        began = time.perf_counter()
-        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self._behind is None:
-            self._behind = HTTPConnection(self.server.behind.netloc, timeout=60)
-        self._behind.request(self.command, self.path, content, {"Content-Type": "application/json"})
-        answer = self._behind.getresponse()
-        body = answer.read()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.server.calls.append((began, time.perf_counter()))
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    do_GET = do_POST = _pass_on  # noqa: N815 - the standard library's
-
-    def finish(self) -> None:
-        """Close both connections."""
-        super().finish()
-        if self._behind is not None:
-            self._behind.close()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's
-        pass
-
-
-@contextmanager
-def stopwatch(behind: str) -> Iterator[Stopwatch]:
-    with Stopwatch(behind) as door:
-        thread = threading.Thread(target=door.serve_forever, name="stopwatch")
-        thread.start()
-        try:
-            yield door
-        finally:
-            door.shutdown()
-            thread.join()
-
-
-@attrs.define
-class Seller:
-    """A node that sells sandboxed runs, and what is needed to buy them."""
-
-    node: NodeProcess
-    world: World
-    facilitator: Stopwatch
-    chain: Stopwatch
-    client: httpx.Client
-    bought: int = 0
-
-    def buy(self) -> tuple[float, Mapping[str, object]]:
-        """Buy one run; returns its seconds without those of settlement, and what the node measured of it."""
-        named, payer = {"Idempotency-Key": fresh_key()}, self.world.payers[self.bought % len(self.world.payers)]
-        self.bought += 1
-        challenge = Challenge.of(self.client.post(EXECUTE, json=BODY, headers=named))
-        credential = x402(x402_payload(challenge, payer))
-        self.facilitator.calls.clear()
-        self.chain.calls.clear()
-        began = time.perf_counter()
-        answer = self.client.post(EXECUTE, json=BODY, headers=named | credential)
-        took = time.perf_counter() - began - self._settling()
-        assert answer.status_code == 200, answer.text
-        told: dict[str, object] = answer.json()["execution"]
-        return took, told
-
-    def _settling(self) -> float:
-        """Return how long others were busy with the last call: verified it, settled it, proved that it is settled.
-
-        What the chain is asked earlier is of calls that were settled before.
-        """
-        settled = self.facilitator.calls[-1][1]
-        return covered([*self.facilitator.calls, *(each for each in self.chain.calls if each[0] >= settled)])
-
-    def wait_until_open(self) -> None:
-        for _ in range(int(OPENS_S / 0.1)):
-            if self.client.post(EXECUTE, json=BODY, headers={"Idempotency-Key": fresh_key()}).status_code == 402:
-                return
-            pause(0.1)
-        raise AssertionError(f"the sandbox did not open within {OPENS_S:g} s:\n{self.node.log[-3000:]}")
-
-    @property
-    def launcher(self) -> psutil.Process:
-        (found,) = (each for each in psutil.Process(self.node.pid).children() if "launcher.py" in str(each.cmdline()))
-        return found
-
-
 @pytest.fixture(scope="module")
 def seller(world: World, image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seller]:
     with stopwatch(world.facilitator_url) as facilitator, stopwatch(world.node_rpc_url) as chain:
@@ -283,7 +167,7 @@ def seller(world: World, image: Path, tmp_path_factory: pytest.TempPathFactory) 
             payment={**QUICK, "facilitator_url": facilitator.url, "rpc_urls": [chain.url]},
         )
         with running(node), httpx.Client(base_url=node.url, timeout=60, trust_env=False) as client:
-            opened = Seller(node, world, facilitator, chain, client)
+            opened = Seller(node, world, facilitator, chain, client, BODY)
             opened.wait_until_open()
             yield opened
 
@@ -295,12 +179,23 @@ def test_a_paid_run_beside_bare_node(seller: Seller, image: Path, capsys: pytest
         seller.buy()
         bare(image)
     bought, floor = in_turns(seller.buy, lambda: bare(image))
-    ratios = [took / least for (took, _), least in zip(bought, floor, strict=True)]
     with capsys.disabled():
         print(f"\nbare node: {told(floor)}; load {os.getloadavg()[0]:.2f}")
         for name, path in {"setupMs": ("setupMs",), "wallMs": ("usage", "wallMs")}.items():
-            print(f"{name}: {median(_within(execution, path) for _, execution in bought):.0f} ms p50")
-        print(f"paid run, settlement left out: {told([took for took, _ in bought])}; {compared(ratios, PAID_BAR)}")
+            print(f"{name}: {median(_within(each.execution, path) for each in bought):.0f} ms p50")
+        busy, settling = [each.busy for each in bought], [each.settling for each in bought]
+        took, ratios = _own(bought, floor, busy)
+        print(f"paid run, what facilitator and chain were busy left out: {told(took)}; ratio {median(ratios):.2f}")
+        took, ratios = _own(bought, floor, settling)
+        print(f"paid run, the phase of settlement left out: {told(took)}; {compared(ratios, PAID_BAR)}")
+
+
+def _own(
+    bought: Sequence[Bought], floor: Sequence[float], left_out: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return the purchases without what is left out of each, in seconds and as ratios to the floor."""
+    took = [each.whole - other for each, other in zip(bought, left_out, strict=True)]
+    return took, [own / least for own, least in zip(took, floor, strict=True)]
 
 
 def _within(execution: Mapping[str, object], path: Sequence[str]) -> float:
@@ -310,15 +205,6 @@ def _within(execution: Mapping[str, object], path: Sequence[str]) -> float:
         found = found[name]
     assert isinstance(found, int)
     return found
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one of them lasts: some calls are made together."""
-    total, until = 0.0, 0.0
-    for begins, ends in sorted(spans):
-        total += max(ends - max(begins, until), 0.0)
-        until = max(until, ends)
-    return total
 
 
 # -- what runs leave ---------------------------------------------------------------------------------------------------
