@@ -354,6 +354,7 @@ class Pipeline:
             payment=payment,
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
             budget=budget,
+            fresh=call.fresh,
         )
         within = self.operation.time_for(valid.request) + SETTLEMENT_SLACK_S
         return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)

@@ -188,7 +188,8 @@ class PaidCall:
         made, owner, at = order(f"key of {number}", paid_by), rows.Owner(f"op_9{number}", NODE, 1), now_ms()
         wraps = [[chance.randbytes(60) for _ in versions] for versions in made.names]
         sealed = claiming.Sealed(chance.randbytes(250), chance.randbytes(900), chance.randbytes(60), wraps)
-        claim = [each for _, each in claiming.first_claim(owner, made, paid_by, sealed, now=at)]
+        first = claiming.first_claim(owner, made, paid_by, sealed, now=at)
+        claim = [*(each for _, each in first), *rows.happenings(owner, 1, [rows.Happening(State.CLAIMED, at)])]
         result = rows.Result("sha256:" + chance.randbytes(32).hex(), '{"routeId":"search:one"}', at)
         kept = rows.keep(owner, sealed_output=chance.randbytes(3000), result=result, look_from_block=7)
         settled = rows.Settled("0x" + chance.randbytes(32).hex(), 7, "0x" + chance.randbytes(32).hex())

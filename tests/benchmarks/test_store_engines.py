@@ -58,7 +58,7 @@ def paid_call(name: str) -> Iterator[Sequence[Statement]]:
     owner = rows.Owner(f"op_{name}", "node-1", 1)
     sealed = claiming.Sealed(bytes(300), bytes(900), bytes(60), [[bytes(60)]])
     claimed = claiming.first_claim(owner, order, payment, sealed, now=NOW)
-    yield [statement for _, statement in claimed]
+    yield [*(statement for _, statement in claimed), *told(owner, 1, State.CLAIMED)]
     result = rows.Result(f"sha256:{name}", '{"routeId": "web", "qualificationId": "q1"}', NOW)
     yield [
         rows.keep(owner, sealed_output=bytes(2000), result=result, look_from_block=None),

@@ -194,7 +194,7 @@ class Desk:
             life.waiters.refuse(life.left())
             life.gone.set()
             self.linger(life)
-        if life.taken:
+        if life.taken or (life.claim is not None and not life.over):
             return
         if not life.over:
             self.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))

@@ -1,8 +1,13 @@
-"""Claiming an order: one durable step before any foreign effect, decided by the store's unique rows."""
+"""Claiming an order: one durable step before any foreign effect, decided by the store's unique rows.
+
+A free order whose only key was made for it has no rival, and nobody could ask for what a crash leaves of it: its claim
+becomes durable together with its end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import orjson
@@ -27,13 +32,18 @@ from gateway.registry.sealing import KeyName, SealBroken, new_data_key, seal
 
 
 async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
-    """Commit the claim; raises the `GatewayError` that a lost race, a payer on hold or a store at fault means."""
+    """Commit the claim; raises the `GatewayError` that a lost race, a payer on hold or a store at fault means.
+
+    The claim of an order without rivals is left to its first durable step (`Life.claim`).
+    """
     now, earlier = around.clock_ms(), order.earlier
     payment, kept, credit = order.payment, None, None
     if earlier is not None:
         payment, kept, credit = await _taken_up(order, earlier, around)
     if payment is None and order.operation.sells(order.request):
         raise PaymentRequired
+    if payment is None and earlier is None and order.fresh and around.store.health.writable:
+        return _claimed_later(order, rows.Owner(operation_id, around.node, 1), around, now)
     if payment is not None and kept is None:
         await _refuse_held_payer(payment, around, now)
     data_key = earlier.data_key if earlier else new_data_key()
@@ -42,19 +52,21 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         request=seal(data_key, operation_id, "request", orjson.dumps(dict(order.body))),
         payment=around.seal.wrap(operation_id, payment.dump()) if payment else None,
         node_wrap=around.seal.wrap(operation_id, data_key),
-        key_wraps=[[each.wrap(operation_id, data_key) for each in versions] for versions in order.names],
+        key_wraps=_key_wraps(order, operation_id, data_key),
     )
-    told, attempt = 0, 1
+    told, attempt, note = 0, 1, None
     if earlier is None:
         steps = first_claim(owner, order, payment, sealed, now=now)
     else:
         told, _ = await rows.history(around.store, operation_id)
         attempt = earlier.attempt + 1
-        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, step=told + 1, credit=credit)
+        note = f"attempt {attempt}"
+        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, credit=credit)
+    happened = rows.happenings(owner, told + 1, [rows.Happening(State.CLAIMED, now, note)])
     failpoint("claim.before")
     try:
         relaxed = payment is None and earlier is None  # a free call that a power loss takes back runs anew
-        await around.store.commit(*(statement for _, statement in steps), relaxed=relaxed)
+        await around.store.commit(*(statement for _, statement in steps), *happened, relaxed=relaxed)
     except Conflict as conflict:
         raise _lost(steps[conflict.index][0]) from conflict
     except StoreUncertain as error:
@@ -76,6 +88,42 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         credit=credit,
         budget=order.budget,
     )
+
+
+def _claimed_later(order: Order, owner: rows.Owner, around: Surroundings, now: int) -> Life:
+    data_key = new_data_key()
+    life = Life(
+        owner,
+        order.operation.id,
+        order.operation,
+        order.request,
+        order.request_hash,
+        None,
+        data_key,
+        attempt=1,
+        next_step=1,
+        budget=order.budget,
+        claim=partial(_late_claim, order, owner, around, data_key, now),
+    )
+    life.told.append(rows.Happening(State.CLAIMED, now))
+    return life
+
+
+def _late_claim(
+    order: Order, owner: rows.Owner, around: Surroundings, data_key: bytes, now: int, *, over: bool
+) -> list[Statement]:
+    """Return the statements of a first claim that comes with a later step; `over` if nothing is left open by that."""
+    sealed = Sealed(
+        request=b"" if over else seal(data_key, owner.operation_id, "request", orjson.dumps(dict(order.body))),
+        payment=None,
+        node_wrap=None if over else around.seal.wrap(owner.operation_id, data_key),
+        key_wraps=_key_wraps(order, owner.operation_id, data_key),
+    )
+    return [statement for _, statement in first_claim(owner, order, None, sealed, now=now)]
+
+
+def _key_wraps(order: Order, operation_id: str, data_key: bytes) -> list[list[bytes]]:
+    return [[each.wrap(operation_id, data_key) for each in versions] for versions in order.names]
 
 
 @attrs.frozen
@@ -145,7 +193,7 @@ class Sealed:
 
     request: bytes
     payment: bytes | None
-    node_wrap: bytes
+    node_wrap: bytes | None
     key_wraps: Sequence[Sequence[bytes]]
 
 
@@ -159,8 +207,7 @@ def first_claim(owner: rows.Owner, order: Order, payment: Payment | None, sealed
     steps += _names(owner, order, sealed, first=True)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
-    claimed = rows.Happening(State.CLAIMED, now)
-    return [*steps, *(("event", each) for each in rows.happenings(owner, 1, [claimed]))]
+    return steps
 
 
 def next_claim(
@@ -171,7 +218,6 @@ def next_claim(
     *,
     now: int,
     attempt: int,
-    step: int,
     credit: rows.Settled | None,
 ) -> Steps:
     """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch.
@@ -208,8 +254,7 @@ def next_claim(
     steps += _names(owner, order, sealed, first=False)
     if payment is not None:
         steps.append(("payment", _insert_authorization(payment, owner, now)))
-    claimed = rows.Happening(State.CLAIMED, now, f"attempt {attempt}")
-    return [*steps, *(("event", each) for each in rows.happenings(owner, step, [claimed]))]
+    return steps
 
 
 def _names(owner: rows.Owner, order: Order, sealed: Sealed, *, first: bool) -> Steps:
@@ -234,6 +279,7 @@ def _insert_operation(owner: rows.Owner, order: Order, payment: Payment | None, 
         VALUES (:operation_id, :operation, 'claimed', :epoch, 1, :node, :funding, :request_hash,
             :sealed_request, :node_wrap, :quote_id, :price_version, :network, :asset, :amount, :pay_to, :protocol,
             :payer, :nonce, :valid_before, :challenge_id, :sealed_payment, :settlement, :now)
+        ON CONFLICT (operation_id) DO NOTHING
         """,
         {
             "operation_id": owner.operation_id,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 import orjson
@@ -27,6 +27,14 @@ from gateway.registry.sealing import NodeSeal, unseal
 
 STORE_PATIENCE_S = 20.0
 RETRY_AFTER_S = 2.0
+
+
+class ClaimLater(Protocol):
+    """Returns the statements of a claim for the step that makes it durable."""
+
+    def __call__(self, *, over: bool) -> Sequence[Statement]:
+        """Return them; `over` where nothing is left open by that step."""
+        ...
 
 
 class Abandoned(Exception):
@@ -69,6 +77,7 @@ class Life:
         failure: why it ended without a result; told to those who wait once `over`.
         over: its end is durable.
         taken: another owner has taken it on.
+        claim: the statements of its claim, where the first durable step takes them along (`over`: if that is its end).
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
         running: the scope of its execution, while that runs.
@@ -103,6 +112,7 @@ class Life:
     failure: GatewayError | None = None
     over: bool = False
     taken: bool = False
+    claim: ClaimLater | None = attrs.field(default=None, repr=False)
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
     running: trio.CancelScope | None = None
@@ -178,8 +188,9 @@ class Life:
             return Elsewhere(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
         if self.may_have_settled:
             return self.unfinished()
+        then = "it is taken on again by itself" if self.claim is None else "nothing of it was stored"
         return StoreUnavailable(
-            "the operation could not be carried on here; it is taken on again by itself",
+            f"the operation could not be carried on here; {then}",
             operation_id=self.operation_id,
             retry_after=RETRY_AFTER_S,
         )
@@ -194,18 +205,19 @@ def ending(operation_id: str) -> str:
 
 
 async def write(life: Life, around: Surroundings, state: State, *statements: Statement, flushed: bool = False) -> None:
-    """Commit a step that leaves the operation in `state`, with the history told so far.
+    """Commit a step that leaves the operation in `state`, with its claim if that is due, and the history told so far.
 
     It is flushed where there is money in it or it is to be `flushed`; a power loss may take others back.  Tries again
     while the store is away and gives up after a while; raises `Abandoned`.
     """
+    claimed = () if life.claim is None else life.claim(over=state is not State.CLAIMED)
     told = rows.happenings(life.owner, life.next_step, life.told)
     relaxed = life.payment is None and life.credit is None and not flushed
     gives_up = trio.current_time() + STORE_PATIENCE_S
     pause = 0.1
     while True:
         try:
-            await around.store.commit(*statements, *told, relaxed=relaxed)
+            await around.store.commit(*claimed, *statements, *told, relaxed=relaxed)
             break
         except Conflict as conflict:
             if await _stands(life, around, state):
@@ -217,6 +229,7 @@ async def write(life: Life, around: Surroundings, state: State, *statements: Sta
                 raise Abandoned(f"the store is unavailable: {error.detail}") from error
             await trio.sleep(pause)
             pause = min(pause * 2, 2.0)
+    life.claim = None
     life.next_step += len(life.told)
     life.told.clear()
 

@@ -58,7 +58,8 @@ class Order:
 
     `names` holds, for each name that the caller gave the operation, its `KeyName` under every pepper (current first);
     `callers` the names of the caller, of its network and its payer, under every pepper (current first).
-    `budget` is the node-wide quota that a free call was counted on, if any.
+    `budget` is the node-wide quota that a free call was counted on, if any.  `fresh` says that nobody can know its only
+    name yet, which was made for this very call: it has no rivals, on no node.
     """
 
     operation: Operation
@@ -70,6 +71,7 @@ class Order:
     payment: Payment | None
     earlier: Earlier | None = None
     budget: str | None = None
+    fresh: bool = False
 
     @property
     def keys(self) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ from gateway.actors.settlement import (
     Wanted,
 )
 from gateway.actors.settlement import Message as SettlementMessage
-from gateway.actors.store import Membership, Row, Statement, StoreUncertain, Value, open_sqlite
+from gateway.actors.store import Membership, Row, Statement, StoreHealth, StoreUncertain, Value, open_sqlite
 from gateway.actors.store.sqlite import SqliteStore, inline
 from gateway.errors import ExecutorFailed, GatewayError, StoreUnavailable
 from gateway.registry.canonical import request_hash
@@ -327,6 +327,10 @@ class FaultyStore:
         return found
 
     @property
+    def health(self) -> StoreHealth:
+        return self.real.health
+
+    @property
     def membership(self) -> Membership:
         return Membership(self.node, 1)
 
@@ -373,6 +377,7 @@ def order(
     names: Sequence[str] = (),
     network: str = "192.0.2.1",
     earlier: Earlier | None = None,
+    fresh: bool = False,
 ) -> Order:
     chosen = what or (FREE if paid_by is None else PAID)
     callers = [NAMING.network_names(network)]
@@ -387,6 +392,7 @@ def order(
         callers=tuple(callers),
         payment=paid_by,
         earlier=earlier,
+        fresh=fresh,
     )
 
 

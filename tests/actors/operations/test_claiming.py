@@ -14,7 +14,15 @@ from gateway.actors.operations.claiming import Sealed, first_claim, next_claim
 from gateway.actors.retention import sweep
 from gateway.actors.runtime import open_runtime
 from gateway.actors.settlement import Standing
-from gateway.actors.store import Conflict, PostgresqlSettings, Statement, Store, open_postgresql
+from gateway.actors.store import (
+    Conflict,
+    PostgresqlSettings,
+    Reason,
+    Statement,
+    Store,
+    StoreHealth,
+    open_postgresql,
+)
 from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, accepted
 from gateway.actors.store.postgresql_sql import command
 from gateway.errors import (
@@ -30,6 +38,7 @@ from gateway.errors import (
 from gateway.registry.sealing import unseal
 from tests.actors.operations.scene import (
     ASSET,
+    ONCE,
     OTHER_PAYER,
     PAY_TO,
     SEAL,
@@ -42,6 +51,8 @@ from tests.actors.operations.scene import (
     until,
 )
 from tests.actors.store.postgresql_parts import connected, run_at, somebody_waits
+
+OF_A_CLAIM = ("operations", "idempotency_keys", "idempotency_callers", "operation_events")
 
 
 async def test_a_claim_binds_key_caller_and_authorization_in_one_step(scene: Scene, autojump_clock: MockClock) -> None:
@@ -218,6 +229,105 @@ async def test_a_failed_attempt_that_was_swept_after_its_look_up_is_taken_on_who
     assert len(scene.executor.runs) == 1
 
 
+async def test_a_claim_that_has_no_rival_is_stored_with_the_end(scene: Scene, autojump_clock: MockClock) -> None:
+    made = order(fresh=True)
+    scene.executor.plan.append(2.0)
+    async with scene.node() as node:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.call, made)
+            await scene.executor.running.wait()
+            assert [await node.count(each) for each in OF_A_CLAIM] == [0, 0, 0, 0]
+        ended = await node.call(made)
+        assert ended.replayed
+        assert ended.operation_id == await node.only("operation_id")
+        assert await node.only("state", "epoch", "attempt", "funding", "node_wrap", "sealed_request") == (
+            *("receipted", 1, 1, "free", None, b""),
+        )
+        assert await node.history(ended.operation_id) == ["claimed", "executing", "executed", "receipted"]
+        assert [await node.count(each) for each in OF_A_CLAIM] == [1, 1, 1, 4]
+        assert node.store.relaxed == [True]
+
+
+async def test_a_claim_that_has_no_rival_is_stored_with_a_failure_too(scene: Scene, autojump_clock: MockClock) -> None:
+    made = order(fresh=True)
+    scene.executor.plan.append(ExecutorFailed("not today"))
+    async with scene.node() as node:
+        with pytest.raises(ExecutorFailed) as caught:
+            await node.call(made)
+        assert await node.only("operation_id", "state") == (caught.value.operation_id, "failed")
+        again = await node.call(attrs.evolve(made, fresh=False))
+        assert again.operation_id == caught.value.operation_id
+        assert await node.row(again.operation_id, "state", "attempt") == ("receipted", 2)
+
+
+async def test_of_a_claim_that_has_no_rival_a_crash_leaves_nothing(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.executor.plan.append(5.0)
+    async with scene.crashing() as node, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, partial(node.call, order(fresh=True)))
+        await scene.executor.running.wait()
+        nursery.cancel_scope.cancel()
+    async with scene.node() as node:
+        assert [await node.count(each) for each in OF_A_CLAIM] == [0, 0, 0, 0]
+        assert isinstance(await node.call(order(fresh=True)), Ended)
+
+
+async def test_a_late_claim_is_stored_before_what_must_run_once_begins(scene: Scene, autojump_clock: MockClock) -> None:
+    free_once = attrs.evolve(ONCE, paid=False, price=lambda _: 0)
+    made = order(what=free_once, fresh=True)
+    scene.executor.plan.append(2.0)
+    async with scene.node(table={free_once.id: free_once}) as node, trio.open_nursery() as nursery:
+        nursery.start_soon(node.call, made)
+        await scene.executor.running.wait()
+        operation_id, state, released, request, wrap = await node.only(
+            "operation_id", "state", "released_attempt", "sealed_request", "node_wrap"
+        )
+        assert (state, released) == ("claimed", 1)
+        assert b"tide" in unseal(SEAL.unwrap(operation_id, wrap), operation_id, "request", request)
+        assert node.store.relaxed == [False]
+
+
+async def test_what_is_paid_is_claimed_first_whoever_knows_its_key(scene: Scene, autojump_clock: MockClock) -> None:
+    scene.chain.gate = trio.Event()
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, partial(node.call, attrs.evolve(order(paid_by=payment()), fresh=True)))
+        await scene.chain.verifying.wait()
+        assert await node.only("state") == "claimed"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_is_in_trouble_is_asked_before_anything_runs(
+    scene: Scene, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene.node() as node:
+        node.store.full = lambda _: True
+        monkeypatch.setattr(type(node.store), "health", StoreHealth(writable=False, reason=Reason.DISK_FULL, since=0.0))
+        with pytest.raises(StoreUnavailable):
+            await node.call(order(fresh=True))
+        assert not scene.executor.runs
+
+
+@pytest.mark.parametrize("how", ["away", "lost", "unsure"])
+async def test_a_late_claim_is_stored_once_however_often_it_is_tried(
+    scene: Scene, autojump_clock: MockClock, how: str
+) -> None:
+    async with scene.node(store_faults=[how]) as node:
+        ended = await node.call(order(fresh=True))
+        assert await node.only("operation_id", "state") == (ended.operation_id, "receipted")
+        assert len(await node.history(ended.operation_id)) == 4
+
+
+async def test_who_waits_for_a_late_claim_that_cannot_be_stored_is_told_that_nothing_was(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node() as node:
+        node.store.full = lambda _: True
+        with pytest.raises(StoreUnavailable, match="nothing of it was stored"):
+            await node.call(order(fresh=True))
+        node.store.full = lambda _: False
+        assert await node.count() == 0
+        assert isinstance(await node.call(order(fresh=True)), Ended)
+
+
 async def conflicts(store: Store, step: Sequence[Statement], at: list[int]) -> None:
     """Commit a step; note the number of the statement that had a conflict."""
     try:
@@ -231,7 +341,7 @@ async def test_a_sweep_that_has_begun_is_waited_for_by_who_takes_the_attempt_on(
     made = order(paid_by=paid_by)
     sealed = Sealed(b"r", b"p", b"w", [[b"k"]])
     first = first_claim(rows.Owner("op_1", "node-1", 1), made, paid_by, sealed, now=1)
-    again = next_claim(rows.Owner("op_1", "node-1", 2), made, paid_by, sealed, now=2, attempt=2, step=2, credit=None)
+    again = next_claim(rows.Owner("op_1", "node-1", 2), made, paid_by, sealed, now=2, attempt=2, credit=None)
     async with (
         open_runtime(grace=1) as runtime,
         open_postgresql(runtime, PostgresqlSettings(postgresql_url), node="node-1") as store,
