@@ -17,7 +17,7 @@ from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ref
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.settlement import Sighting
-from gateway.actors.store import Conflict, NodeStore, Statement
+from gateway.actors.store import Conflict, Engine, Statement
 from gateway.errors import GatewayError, OperationInProgress, SettlementPending, StoreUnavailable
 from gateway.registry.execution import Family, Served
 from gateway.registry.operation import Operation
@@ -45,7 +45,7 @@ class Abandoned(Exception):
 class Surroundings:
     """What every life needs of the node."""
 
-    store: NodeStore
+    store: Engine
     settlement: Ref[SettlementMessage] | None
     families: Mapping[str, Family]
     seal: NodeSeal

@@ -146,11 +146,6 @@ class NodeStore(Store, Protocol):
         ...
 
     @property
-    def health(self) -> StoreHealth:
-        """What the last write told."""
-        ...
-
-    @property
     def membership(self) -> Membership:
         """As what this node is joined; another epoch once its lease has run out and it joined anew."""
         ...
@@ -165,7 +160,12 @@ class NodeStore(Store, Protocol):
 
 
 class Engine(NodeStore, Protocol):
-    """A store as its owner sees it, who wants to know how it is."""
+    """A store as its owner sees it: with its health."""
+
+    @property
+    def health(self) -> StoreHealth:
+        """What the last write told."""
+        ...
 
     async def probe(self) -> StoreHealth:
         """Whether the store is writable, found out by a durable write unless one succeeded within the last second.

@@ -330,6 +330,9 @@ class FaultyStore:
     def health(self) -> StoreHealth:
         return self.real.health
 
+    async def probe(self) -> StoreHealth:
+        return await self.real.probe()
+
     @property
     def membership(self) -> Membership:
         return Membership(self.node, 1)
