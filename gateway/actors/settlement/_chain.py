@@ -162,8 +162,10 @@ class Chain:
         """Return False if a reorganisation took the transaction's block away; raises `ChainUnavailable`."""
 
         async def one(end_point: EndPoint) -> bool:
+            if _is_in(await _hinted(end_point, transaction), block_hash):
+                return True  # and on the right chain: no other has a block of that hash
             head, (receipt,) = await self._head_and(end_point, partial(end_point.receipt, transaction))
-            if receipt is not None and receipt.block_hash == block_hash.lower():
+            if _is_in(receipt, block_hash):
                 return True
             self._must_follow(head, 0)
             self._must_be_fresh(head)
@@ -280,3 +282,7 @@ async def _hinted(end_point: EndPoint, hint: str) -> Receipt | None:
         return await end_point.receipt(hint)
     except Unusable:
         return None
+
+
+def _is_in(receipt: Receipt | None, block_hash: str) -> bool:
+    return receipt is not None and receipt.block_hash == block_hash.lower()

@@ -751,6 +751,12 @@ async def test_a_transaction_stands_while_its_block_does(scene: Scene) -> None:
     assert await scene.standing() is Standing.UNUSED
 
 
+async def test_that_a_transaction_stands_is_one_question(scene: Scene) -> None:
+    name = scene.toy.include(used(OURS), transfer())
+    assert await scene.chain.still_stands(name, scene.toy.hash(scene.toy.head))
+    assert [method for method, _ in scene.end_point.asked] == ["eth_getTransactionReceipt"]
+
+
 async def test_a_transaction_that_moved_to_another_block_does_not_stand_where_it_was(scene: Scene) -> None:
     name = scene.toy.include(used(OURS), transfer())
     block_hash = scene.toy.hash(scene.toy.head)
