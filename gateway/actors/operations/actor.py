@@ -15,21 +15,19 @@ import trio
 from ulid import ULID
 
 from gateway.actors.leases import Held, Hold, alone
-from gateway.actors.operations import rows
 from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.duties import attempt, keep_up, within
 from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending, plain_output
+from gateway.actors.operations.left_over import RECONCILE_EVERY_S, TAKE_OVER_EVERY_S, LeftOver, Structure
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
 from gateway.actors.operations.live import live
 from gateway.actors.operations.order import Elsewhere, Exposure, Join, Leave, Order, Resolve, Submit
-from gateway.actors.operations.recovery import Unrecoverable, openable, recover
 from gateway.actors.operations.reorg import Watch
 from gateway.actors.operations.resolution import resolve
 from gateway.actors.operations.waiting import own
 from gateway.actors.runtime import Inbox, Letter
-from gateway.actors.store import Conflict
 from gateway.errors import (
     CapacityExhausted,
     GatewayError,
@@ -43,19 +41,13 @@ from gateway.registry.operation import Operation
 
 log = structlog.get_logger(__name__)
 
-RECONCILE_EVERY_S = 5.0
-TAKE_OVER_EVERY_S = 0.5
-"""How often a node of several looks for operations whose node has lost its lease."""
 ELSEWHERE_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.25
 """How long one waits for an operation of another node before its key is looked up again, when nothing is heard."""
 COME_BACK_S = 0.2
 """How long a free execution goes on after the last who waited for it has left."""
-RECONCILE_AT_ONCE = 64
-REST_AT_MOST_S = 300.0
 
 Message = Submit | Join | Leave | Resolve | Exposure
-Structure = Callable[[Operation, Mapping[str, Any]], Any]
 
 
 def new_operation_id(clock_ms: Callable[[], int]) -> str:
@@ -78,8 +70,6 @@ class Desk:
     """The actor's state: every operation in this node's hands, by id and by the keys that name it."""
 
     around: Surroundings
-    table: Mapping[str, Operation]
-    structure: Structure
     nursery: trio.Nursery
     watch: Watch
     unsettled: Unsettled
@@ -88,7 +78,7 @@ class Desk:
     lives: dict[str, Life] = attrs.field(factory=dict)
     by_key: dict[tuple[str, str], str] = attrs.field(factory=dict)
     keys_of: dict[str, list[tuple[str, str]]] = attrs.field(factory=dict)
-    resting: dict[str, float] = attrs.field(factory=dict)
+    left_over: LeftOver = attrs.field(init=False)
 
     def serve(self, letter: Letter[Message]) -> None:
         """Answer a letter, or see to it that somebody does."""
@@ -197,7 +187,7 @@ class Desk:
         if life.taken or (life.claim is not None and not life.over):
             return
         if not life.over:
-            self.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
+            self.left_over.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
         elif life.state is State.RECEIPTED:
             self.watch.add(life)
 
@@ -294,74 +284,20 @@ class Desk:
             await life.gone.wait()
         life.waiters.give_up(letter, life.unfinished())
 
-    # -- what a crash left ---------------------------------------------------------------------------------------------
+    # -- duties --------------------------------------------------------------------------------------------------------
 
-    async def reconcile(self) -> None:
-        """Take on every open operation that is in nobody's hands, as many as there is room for."""
-        around = self.around
-        while not around.draining.is_set():
-            self.resting = {each: until for each, until in self.resting.items() if until > trio.current_time()}
-            room = max(self.unsettled.limits.operations - len(self.lives), 0)
-            in_hand = len(self.lives) + len(self.claims) + len(self.resting)
-            limit = RECONCILE_AT_ONCE + in_hand
-            network = around.asset.network if around.settlement is not None else ""
-            found = await around.store.fetch(
-                rows.OPEN,
-                {
-                    "node": around.node,
-                    "network": network,
-                    "asset": around.asset.address,
-                    "limit": limit,
-                },
-            )
-            left = [operation_id for (operation_id,) in found if not self.has(str(operation_id))][:room]
-            if not left:
-                return
-            read = await around.store.look_up([(rows.OPEN_ROW, {"operation_id": each}) for each in left])
-            async with trio.open_nursery() as nursery:
-                for row in (rows.open_row(each[0]) for each in read if each):
-                    nursery.start_soon(self.take_on, row)
+    def in_hand(self) -> set[str]:
+        """Return the operations that are being claimed or lived here."""
+        return self.lives.keys() | self.claims.keys()
 
-    def has(self, operation_id: str) -> bool:
-        """Return True for an operation that is in this node's hands, or was and rests."""
-        return operation_id in self.claims or operation_id in self.lives or operation_id in self.resting
+    def room(self) -> int:
+        """Return how many more may be taken on."""
+        return max(self.unsettled.limits.operations - len(self.lives), 0)
 
-    async def take_on(self, row: rows.OpenRow) -> None:
-        """Take on one open operation; one that cannot be taken on rests or ends."""
-        around, operation_id = self.around, row.operation_id
-        owner = rows.Owner(operation_id, around.node, row.epoch + 1)
-        self.rest(operation_id, RECONCILE_EVERY_S)
-        if around.store.shared and not openable(row, around.seal):
-            log.error("node_key_missing", operation_id=operation_id, remedy="copy the node keys of the other nodes")
-            self.rest(operation_id, REST_AT_MOST_S)
-            return
-        try:
-            ((taken,),) = await around.store.commit(rows.take_over(owner))
-            row = rows.open_row(taken)
-            told, epoch = await rows.history(around.store, operation_id)
-            try:
-                life, first = recover(
-                    row, owner, around, self.table, self.structure, told=told, tries=owner.epoch - epoch
-                )
-            except Unrecoverable as lost:
-                log.exception("operation_unrecoverable", operation_id=operation_id, error=lost.why)
-                await around.store.commit(*lost.end(owner, told=told, now=around.clock_ms()))
-                return
-        except StoreUnavailable as error:
-            log.warning("operation_not_taken_on", operation_id=operation_id, error=str(error))
-            return
-        except Conflict:
-            log.info("operation_not_taken_on", operation_id=operation_id, error="it is in another node's hands")
-            self.rest(operation_id, TAKE_OVER_EVERY_S)  # whose end is to be seen as soon as any other's
-            return
-        log.info("operation_taken_on", operation_id=operation_id, state=row.state, epoch=owner.epoch)
-        del self.resting[operation_id]
-        self.lives[operation_id] = life
+    def take_on(self, life: Life, first: Event) -> None:
+        """Live what a crash left, or another node."""
+        self.lives[life.operation_id] = life
         self.nursery.start_soon(self.carry, life, first)
-
-    def rest(self, operation_id: str, seconds: float) -> None:
-        """Leave an open operation alone for a while: longer each time that living it has crashed."""
-        self.resting[operation_id] = trio.current_time() + min(seconds, REST_AT_MOST_S)
 
     async def watch_settled(self, held: Held) -> None:
         """Watch what settled on all nodes, while this one holds the lease for it.
@@ -419,20 +355,13 @@ async def operations(
 ) -> None:
     """Serve orders until the mailbox closes, then let what runs come to an end or to its next durable state."""
     async with trio.open_nursery() as nursery:
-        desk = Desk(
-            around,
-            table,
-            structure,
-            nursery,
-            Watch(around, head),
-            Unsettled(limits),
-            Lingering(trio.current_time),
-        )
-        await desk.reconcile()
+        desk = Desk(around, nursery, Watch(around, head), Unsettled(limits), Lingering(trio.current_time))
+        desk.left_over = LeftOver(around, table, structure, desk.in_hand, desk.room, desk.take_on)
+        await desk.left_over.take_up()
         if around.store.shared:
             nursery.start_soon(keep_up, around.draining, ELSEWHERE_EVERY_S, desk.look_elsewhere)
         reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
-        nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.reconcile, desk.forget)
+        nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.left_over.take_up, desk.forget)
         watching = trio.CancelScope()
         nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
         inbox.ready(at_once=desk.serve)

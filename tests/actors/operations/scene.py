@@ -676,3 +676,17 @@ class Scene:
             if state == "claimed" and not str(note).startswith("attempt "):
                 assert not kept.get(operation_id), "what was kept was begun anew"
             kept[operation_id] = state == "executed" or (state == "settling" and kept.get(operation_id, False))
+
+
+async def state_is(node: Node, *states: str) -> bool:
+    """Whether the one operation that there is, is in one of these states."""
+    return bool(await node.only("state") in states)
+
+
+async def crash_when(scene: Scene, asked: Any, happened: Callable[[Node], Any], **options: Any) -> None:
+    """Run a node until something has happened, and end it as if it was killed."""
+    async with scene.crashing(**options) as node, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, partial(node.call, asked))
+        await until(partial(happened, node))
+        nursery.cancel_scope.cancel()
+    scene.chain.gate = None

@@ -20,6 +20,7 @@ from gateway.actors.operations import (
     Overtaken,
     actor,
     exposure,
+    left_over,
     rows,
 )
 from gateway.actors.settlement import Standing, Verdict, Verification
@@ -264,7 +265,7 @@ async def test_one_node_watches_for_reorganisations_for_all(scene: Scene, autoju
         await until(partial(transaction_is, again))
         later = payment()
         await one.call(order("another-key-than-that", later))
-        await trio.sleep(2 * actor.RECONCILE_EVERY_S)
+        await trio.sleep(2 * left_over.RECONCILE_EVERY_S)
         assert scene.chain.mined[later.key][0] in {each.transaction for each in scene.chain.watched}
         assert (await two.call(made)).receipt["settlement"]["transaction"] == again
         for event in chosen.values():
@@ -382,7 +383,7 @@ async def test_who_lost_the_race_for_an_orphan_takes_it_over_as_soon_as_the_winn
             nursery.start_soon(outcome_of, partial(two.call, made))
             await until(lambda: scene.executor.runs)
             one.store.late = lambda sql: 1.0 * (sql == rows.OPEN_ROW)
-        await trio.sleep(actor.TAKE_OVER_EVERY_S + 0.1)
+        await trio.sleep(left_over.TAKE_OVER_EVERY_S + 0.1)
         async with scene.another(one, name="node-3", grace=0) as three:
             await until(partial(owned_by, three, "node-3"))
             await trio.sleep(1)
