@@ -150,7 +150,7 @@ class SandboxSection:
     `slots` are the runs at a time (0: one a core), `memory_mib` what all of them may take of the host (0: half of what
     it has), `queue` how many may wait for a slot.  `launcher` are the words before the launcher's own command, such as
     `["sudo", "-n"]`: what gives it the privilege that the node has not.  Under root, slot n runs as the host's user
-    `first_uid + n`, which nobody else should be.
+    `first_uid + n`, which nobody else should be.  `lay_ahead` has a sandbox set up in each slot before it is asked for.
     """
 
     enabled: bool = True
@@ -161,6 +161,7 @@ class SandboxSection:
     launcher: tuple[str, ...] = ()
     first_uid: int = 64400
     canary_interval_s: int = 600
+    lay_ahead: bool = True
 
 
 @attrs.frozen

@@ -79,6 +79,7 @@ def apart(settings: SandboxSettings, machine: Machine) -> SandboxSettings:
         prefix=f"gateway-once-{os.getpid()}-{secrets.token_hex(3)}-",
         first_uid=whole.first_uid + whole.slots,
         slots=1,
+        ahead=False,
     )
 
 

@@ -27,6 +27,7 @@ def settings_of(configuration: Configuration) -> SandboxSettings:
         first_uid=section.first_uid,
         canary_interval_s=section.canary_interval_s,
         launcher=section.launcher,
+        ahead=section.lay_ahead,
     )
     found = Machine().bubblewrap
     return settings if found is None else attrs.evolve(settings, bubblewrap=found)

@@ -94,6 +94,7 @@ memory_mib = 4096
 launcher = ["sudo", "-n"]
 first_uid = 70000
 canary_interval_s = 300
+lay_ahead = false
 """
 
 

@@ -25,17 +25,18 @@ def test_the_section_says_how_the_sandbox_is_run() -> None:
             memory_mib=2048,
             first_uid=70_000,
             canary_interval_s=30,
+            lay_ahead=False,
             launcher=["sudo", "-n"],
         )
     )
     assert (settings.images, settings.slots, settings.queue) == (Path("/srv/images"), 3, 7)
     assert (settings.memory_bytes, settings.first_uid) == (2**31, 70_000)
-    assert (settings.canary_interval_s, settings.launcher) == (30, ("sudo", "-n"))
+    assert (settings.canary_interval_s, settings.launcher, settings.ahead) == (30, ("sudo", "-n"), False)
 
 
 def test_what_is_left_open_is_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(configured())
-    assert (settings.slots, settings.memory_bytes) == (0, 0)
+    assert (settings.slots, settings.memory_bytes, settings.ahead) == (0, 0, True)
     assert settings.bubblewrap == (Machine().bubblewrap or "/usr/bin/bwrap")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert settings_of(configured()).images == Path("/srv/node/sandbox-images")

@@ -23,8 +23,13 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 STREAMS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 VERSION_WITHIN_S = 10.0
 
-ARGUMENTS_AT, BLOCK_AT, STATUS_AT, FILTER_AT = 3, 4, 5, 6
-"""The numbers of the descriptors that bubblewrap is started with beside the three standard ones."""
+ARGUMENTS_AT, BLOCK_AT, STATUS_AT, STARTER_AT, ORDERS_AT, FILTER_AT = 3, 4, 5, 6, 7, 8
+"""The numbers of the descriptors that bubblewrap is started with beside the three standard ones.
+
+The starter and where it hears its order are handed on to it; the starter's own source has their numbers.
+"""
+COMMAND = b"/proc/self/fd/%d" % STARTER_AT
+"""What bubblewrap executes."""
 
 
 @dataclass(frozen=True)

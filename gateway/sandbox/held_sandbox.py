@@ -1,50 +1,38 @@
-"""Bubblewrap started in a group of its own, and brought to where its command comes next: there it is held.
+"""A sandbox set up in a group of its own, and brought to where its starter waits for an order: there it is held.
 
-Standard library only: the launcher imports this.
+Nothing of a command is in it until then, so that it can be laid ahead of need.  Standard library only: the launcher
+imports this.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import json
 import os
 import signal
-import stat
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from gateway.sandbox import bubblewrap, outside_check
+from gateway.sandbox import outside_check, starter
 from gateway.sandbox.bubblewrap import OUT, SCRATCH
-from gateway.sandbox.cgroup_entry import fork_into
-from gateway.sandbox.cgroup_files import Descriptor
+from gateway.sandbox.bubblewrap_start import Kind, Place, Started, start_bubblewrap
+from gateway.sandbox.cgroup_files import Descriptor, Files, members
 from gateway.sandbox.cgroups import Bounds as GroupBounds
-from gateway.sandbox.cgroups import Cgroups, Group
-from gateway.sandbox.event_loop import EventLoop, Moment
+from gateway.sandbox.cgroups import Group
+from gateway.sandbox.event_loop import Moment
 from gateway.sandbox.hardening import ROOT_KEPT, Hardening
-from gateway.sandbox.launcher_child import COMPLAINT, Descriptors, become
-from gateway.sandbox.launcher_messages import Bounds
+from gateway.sandbox.launcher_child import COMPLAINT
 from gateway.sandbox.mount_namespace import MountNamespace
 
 SETUP_WITHIN_S = 10.0
-LONGEST_COMMAND = 1 << 20
 LONGEST_COMPLAINT = 2048
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True)
-class Place:
-    """What all runs of a launcher share: the program, the arguments of the image, the groups, the loop.
-
-    `prefix` begins the names of their groups.
-    """
-
-    program: Path
-    image: list[str]
-    cgroups: Cgroups
-    loop: EventLoop
-    prefix: str
+CREDENTIALS = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
 
 
 @dataclass(frozen=True)
@@ -69,104 +57,79 @@ class HeldSandbox:
     """One sandbox.
 
     Attributes:
+        kind: what it is made of.
+        events: who is called; whoever takes it over puts others in their place.
         group: its group, None until `start` has made it.
-        init: the first process in it, as the host counts them; 0 until bubblewrap has told.
+        held: its starter waits, or has had its order.
+        pidfds: of its first process, and of the second, which is the starter and then the command; -1 where this kernel
+            has none, and until it is held.
         directories: `/scratch` and `/out`, open from when it is held until `close`.
         mounts: its mount namespace, from when it is held.
         status: the wait(2) status of bubblewrap, from when it is over.
     """
 
-    def __init__(self, place: Place, bounds: Bounds, user: int | None, events: Events) -> None:
+    def __init__(self, place: Place, kind: Kind, user: int | None, events: Events) -> None:
         """`user` is the host user to run as, None who this process is."""
+        self.kind = kind
+        self.events = events
         self.group: Group | None = None
-        self.init = 0
+        self.held = False
+        self.pidfds = (Descriptor(-1), Descriptor(-1))
         self.directories: list[int] = []
         self.mounts: MountNamespace | None = None
         self.status: int | None = None
         self._place = place
-        self._bounds = bounds
         self._user = user
-        self._events = events
         self._pid = 0
+        self._init = 0
+        self._command = 0
+        self._started: Started | None = None
         self._hardening: Hardening | None = None
         self._children: list[tuple[int, int]] = []
         self._told = b""
-        self._stderr = Descriptor(-1)
-        self._release = Descriptor(-1)
-        self._tells = Descriptor(-1)
+        self._answered: Callable[[int | None], None] | None = None
+        self._refused = False
         self._timers: list[Moment] = []
         self._still = False
 
-    def start(self, name: str, streams: Sequence[int], command: int, filter_: int | None) -> None:
-        """Make the group and start bubblewrap in it; the caller keeps and closes the descriptors.
-
-        Raises `SetupFailed`, after which a group may stand.
-        """
+    def start(self) -> None:
+        """Make the group and start bubblewrap in it.  Raises `SetupFailed`, after which a group may stand."""
+        loop, bounds = self._place.loop, self.kind.bounds
         try:
-            argv = read_command(command)
-            limits = GroupBounds(memory_bytes=self._bounds.host_bytes, tasks=self._bounds.tasks)
-            self.group = self._place.cgroups.make(name, limits)
-            self._stderr = Descriptor(os.dup(streams[2]))
-            self._pid = self._fork(self.group, argv, streams, filter_)
+            limits = GroupBounds(memory_bytes=bounds.host_bytes, tasks=bounds.tasks)
+            self.group = self._place.cgroups.make(f"{self._place.prefix}-{next(self._place.numbers)}", limits)
+            self._started = start_bubblewrap(self._place, self.group, self.kind, self._user)
+            self._pid = self._started.pid
             # Until it leads a group of its own, bubblewrap's child is in the one of bubblewrap.
             self._children.append((os.P_PGID, self._pid))
-            self._place.loop.on_exit(self._pid, self._over)
-            self._place.loop.watch(self._tells.fileno(), self._read_status)
+            loop.on_exit(self._pid, self._over)
+            loop.watch(self._started.status.fileno(), self._read_status)
             self._hardening = Hardening(self._user)
             self._children.append((os.P_PID, self._hardening.pid))
-            self._place.loop.on_exit(self._hardening.pid, self._not_hardened)
-            self._place.loop.watch(self._hardening.done, self._hardened)
+            loop.on_exit(self._hardening.pid, self._not_hardened)
+            loop.watch(self._hardening.done, self._hardened)
         except Exception as refused:
             # Whatever it is: this run has not begun, and the others go on.
             raise SetupFailed(getattr(refused, "reason", "sandbox.setup_failed"), str(refused)) from refused
         late = "bubblewrap does not come to its end"
-        self._after(SETUP_WITHIN_S, lambda: self._events.failed("sandbox.setup_failed", late))
-
-    def _fork(self, group: Group, argv: list[bytes], streams: Sequence[int], filter_: int | None) -> int:
-        arguments = bubblewrap.arguments(
-            self._place.image,
-            disk_bytes=self._bounds.disk_bytes,
-            artifact_bytes=self._bounds.artifact_bytes,
-            filtered=filter_ is not None,
-        )
-        with contextlib.ExitStack() as opened:
-            told = os.memfd_create("arguments", os.MFD_CLOEXEC)
-            opened.callback(os.close, told)
-            os.write(told, arguments)
-            os.lseek(told, 0, os.SEEK_SET)
-            reads, releases = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, reads)
-            self._release = Descriptor(releases)
-            # Who waits for the release holds the other end too: no death is an end of file, which would be a release.
-            block = os.open(f"/proc/self/fd/{reads}", os.O_RDWR | os.O_CLOEXEC)
-            opened.callback(os.close, block)
-            hears, tells = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, tells)
-            os.set_blocking(hears, False)
-            self._tells = Descriptor(hears)
-            descriptors = Descriptors(tuple(streams), told, block, tells, filter_)
-            parent = os.getpid()
-            pid = fork_into(group.places)
-            if pid == 0:
-                become(self._place.program, argv, self._bounds, descriptors, user=self._user, parent=parent)
-        return pid
+        self._timers.append(loop.after(SETUP_WITHIN_S, lambda: self.events.failed("sandbox.setup_failed", late)))
 
     def _read_status(self) -> None:
         """Take what bubblewrap tells, first of all its child, which is there from then on."""
         self._drain_status()
-        if not self.init and self._told[:1] == b"{" and b"}" in self._told:
-            self.init = json.loads(self._told[: self._told.index(b"}") + 1])["child-pid"]
-            self._children.append((os.P_PID, self.init))
+        if not self._init and self._told[:1] == b"{" and b"}" in self._told:
+            self._init = json.loads(self._told[: self._told.index(b"}") + 1])["child-pid"]
+            self._children.append((os.P_PID, self._init))
             if self._hardening is not None:
-                self._hardening.aim(self.init)
+                self._hardening.aim(self._init)
 
     def _drain_status(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._tells.fileno() >= 0:
-                part = os.read(self._tells.fileno(), 4096)
+            while self._started is not None and self._started.status.fileno() >= 0:
+                part = os.read(self._started.status.fileno(), 4096)
                 if not part:
-                    self._place.loop.unwatch(self._tells.fileno())
-                    self._tells.close()
+                    self._place.loop.unwatch(self._started.status.fileno())
+                    self._started.status.close()
                 self._told += part
 
     def _not_hardened(self, status: int) -> None:
@@ -175,12 +138,13 @@ class HeldSandbox:
         if self._still or code in {0, errno.ENOENT, errno.ESRCH}:
             return
         if code == ROOT_KEPT:
-            self._events.failed("sandbox.launcher_root_uid", "the launcher cannot stop being uid 0")
+            self.events.failed("sandbox.launcher_root_uid", "the launcher cannot stop being uid 0")
         else:
-            self._events.failed("sandbox.hardening_failed", os.strerror(code) if code > 0 else f"signal {-code}")
+            self.events.failed("sandbox.hardening_failed", os.strerror(code) if code > 0 else f"signal {-code}")
 
     def _hardened(self) -> None:
-        if self.group is None or self._hardening is None:
+        """Look at what was set up, and let bubblewrap execute the starter."""
+        if self.group is None or self._started is None or self._hardening is None:
             return
         done = self._hardening.succeeded()
         self._forget_hardening()
@@ -188,19 +152,39 @@ class HeldSandbox:
             return
         try:
             for place in (SCRATCH, OUT):
-                self.directories.append(os.open(f"/proc/{self.init}/root{place}", DIRECTORY))
-            self.mounts = MountNamespace(self.init, self._user)
-            wrong = "; ".join(outside_check.faults(self.init, self.group.places, self._user))
+                self.directories.append(os.open(f"/proc/{self._init}/root{place}", DIRECTORY))
+            self.mounts = MountNamespace(self._init, self._user)
+            wrong = "; ".join(outside_check.faults(self._init, self.group.places, self._user))
         except OSError as refused:
             wrong = str(refused)
         if wrong:
-            self._events.failed("sandbox.check_failed", wrong)
+            self.events.failed("sandbox.check_failed", wrong)
+            return
+        self._place.loop.watch(self._started.orders.fileno(), self._starter_here)
+        os.write(self._started.block.fileno(), b"\0")
+        self._started.block.close()
+
+    def _starter_here(self) -> None:
+        """Look at the starter, which the kernel tells the process of."""
+        if self._started is None:
+            return
+        self._place.loop.unwatch(self._started.orders.fileno())
+        said, told, _, _ = self._started.orders.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        if said != starter.HERE or not told:  # its end, of which bubblewrap tells more
+            return
+        self._command = CREDENTIALS.unpack(told[0][2])[0]
+        try:
+            filtered = self.kind.filter is not None
+            wrong = "; ".join(outside_check.faults_of_starter(self._command, self._init, filtered=filtered))
+            self.pidfds = (_pidfd(self._init), _pidfd(self._command))
+        except OSError as refused:
+            wrong = str(refused)
+        if wrong:
+            self.events.failed("sandbox.check_failed", wrong)
         else:
             self.stand_still()
-            self._events.held()
-
-    def _after(self, seconds: float, call: Callable[[], None]) -> None:
-        self._timers.append(self._place.loop.after(seconds, call))
+            self.held = True
+            self.events.held()
 
     def stand_still(self) -> None:
         """Go no further with setting up."""
@@ -216,17 +200,56 @@ class HeldSandbox:
             self._hardening.close()
             self._hardening = None
 
-    def let_go(self) -> None:
-        """Let the command be executed."""
-        self._stderr.close()
-        os.write(self._release.fileno(), b"\0")
-        self._release.close()
+    def waits(self) -> bool:
+        """Look once more, at little cost: is the starter there, has it said nothing more, and is nobody with it?"""
+        if not self.held or self._started is None or self.group is None or self.status is not None:
+            return False
+        try:
+            self._started.orders.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        else:
+            return False
+        all_there = {self._pid, self._init, self._command}
+        return all(set(members(Files(), each)) == all_there for each in dict.fromkeys(self.group.places.values()))
+
+    def order(self, order: starter.Order, streams: Sequence[int], answered: Callable[[int | None], None]) -> None:
+        """Have the starter become a command; the descriptors stay the caller's.
+
+        `answered` is called once, with the errno where that cannot be executed, with None once it was.  Raises
+        `OSError` where there is no starter any more.
+        """
+        if self._started is None:
+            raise ConnectionError(errno.ENOTCONN, "no sandbox was started")
+        self._answered = answered
+        self._place.loop.watch(self._started.orders.fileno(), self._hear_answer)
+        rights = array.array("i", (*streams, order.descriptor))
+        self._started.orders.sendmsg([order.numbers], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        # The first process of the sandbox has the other end: nobody is to hear what is written there from now on.
+        self._started.complaints.close()
+
+    def _hear_answer(self) -> None:
+        if self._started is None or self._answered is None:
+            return
+        try:
+            said = self._started.orders.recv(starter.REFUSED.size)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        self._place.loop.unwatch(self._started.orders.fileno())
+        refused, answered, self._answered = starter.refusal(said), self._answered, None
+        self._refused = refused is not None
+        answered(refused)
 
     def _over(self, status: int) -> None:
         self.status = status
         self._pid = 0
         self._read_status()
-        self._events.over()
+        self._hear_answer()
+        self.events.over()
 
     def kill(self) -> None:
         """Kill all of it, and do not wait for its death."""
@@ -248,55 +271,45 @@ class HeldSandbox:
         return self.group is None or not self.group.populated()
 
     def exit_code(self) -> int | None:
-        """Return what bubblewrap told of the command, None where it told nothing, which it does only after its exec."""
+        """Return what bubblewrap told of the command; None where it told nothing, or there never was a command."""
         for line in self._told.splitlines():
-            if b"exit-code" in line:
+            if b"exit-code" in line and not self._refused:
                 code: int = json.loads(line)["exit-code"]
                 return code
         return None
 
     def complaint(self) -> tuple[str, str]:
-        """Return why bubblewrap was over before anything was released: a machine reason, and what is known."""
+        """Return why bubblewrap was over before there was an order: a machine reason, and what is known."""
         if self._told.startswith(COMPLAINT):
             reason, _, detail = self._told[len(COMPLAINT) :].decode().strip().partition(": ")
             return reason, detail
+        words = ""
+        if self._started is not None and self._started.complaints.fileno() >= 0:
+            with contextlib.suppress(BlockingIOError):
+                words = os.read(self._started.complaints.fileno(), LONGEST_COMPLAINT).decode(errors="replace").strip()
         ended = "" if self.status is None else f" with {os.waitstatus_to_exitcode(self.status)}"
-        words = written_to(self._stderr.fileno()).decode(errors="replace").strip()
         return "sandbox.bwrap_failed", f"bubblewrap ended{ended} before the release{words and ': '}{words}"
 
     def close(self) -> None:
-        """Let go of all descriptors, the release among them: only after all is killed."""
-        if self._tells.fileno() >= 0:
-            self._place.loop.unwatch(self._tells.fileno())
-            self._tells.close()
-        self._release.close()
-        self._stderr.close()
+        """Let go of all descriptors: only after all is killed."""
+        if self._started is not None:
+            for each in (self._started.status, self._started.orders):
+                if each.fileno() >= 0:
+                    self._place.loop.unwatch(each.fileno())
+            self._started.close()
+        for held in self.pidfds:
+            held.close()
         while self.directories:
             os.close(self.directories.pop())
 
 
-def read_command(file: int) -> list[bytes]:
-    """Return the arguments in a file, each ended by NUL.  Raises `ValueError` where it holds none, `OSError`."""
-    content = os.pread(file, LONGEST_COMMAND + 1, 0)
-    if len(content) > LONGEST_COMMAND or not content.endswith(b"\0"):
-        raise ValueError("the command is no sequence of arguments that each end with NUL")
-    return content[:-1].split(b"\0")
-
-
-def written_to(pipe: int) -> bytes:
-    """Return what stands in a pipe unread, taken out by way of its end that is written to; of no pipe, nothing."""
-    if pipe < 0 or not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-        return b""
+def _pidfd(pid: int) -> Descriptor:
     try:
-        reads = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(reads, LONGEST_COMPLAINT)
-    except BlockingIOError:
-        return b""
-    finally:
-        os.close(reads)
+        return Descriptor(os.pidfd_open(pid))
+    except ProcessLookupError:
+        raise
+    except OSError:  # before Linux 5.3, and under the filters of some containers
+        return Descriptor(-1)
 
 
 def _is_child(kind: int, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""One run's life in the launcher: set up and held back, released, bounded, ended, cleared.
+"""One run's life in the launcher: given a sandbox that is held, released, bounded, ended, cleared.
 
 Whatever ends a run is one reason, the first; all of it is killed at once, and the run is over when all of it is reaped
 and no process of the group lives.  Standard library only: the launcher imports this.
@@ -6,22 +6,26 @@ and no process of the group lives.  Standard library only: the launcher imports 
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gateway.sandbox import starter
+from gateway.sandbox.bubblewrap_start import Place
 from gateway.sandbox.cgroup_files import Files, members
 from gateway.sandbox.cgroups import Group
-from gateway.sandbox.event_loop import Moment
-from gateway.sandbox.held_sandbox import Events, HeldSandbox, Place, SetupFailed
+from gateway.sandbox.held_sandbox import Events, HeldSandbox, SetupFailed
 from gateway.sandbox.launcher_messages import Cleared, Ended, Failed, Message, Ready, Spawn
 from gateway.sandbox.run_watch import RunWatch
+from gateway.sandbox.sandbox_end import SandboxEnd, remove_group
 
-EMPTY_WITHIN_S = 5.0
-NOT_YET_S = 0.001
-KILL_AGAIN_S = 0.25
-REMOVED_WITHIN_S = 1.0
+LONGEST_COMMAND = 1 << 20
+SHOWN = 200
+"""Bytes of a name that cannot be executed, as the command's standard error tells it."""
 
 Send = Callable[[Message, Sequence[int]], None]
 
@@ -41,47 +45,100 @@ class State(enum.Enum):
 class LaunchedRun:
     """One run, from `start` until it is gone."""
 
-    def __init__(self, asked: Spawn, place: Place, *, user: int | None, send: Send, gone: Callable[[], None]) -> None:
-        """`user` is the host user to run as, None the launcher's own; `gone` is called when nothing is left to do."""
+    def __init__(
+        self,
+        asked: Spawn,
+        place: Place,
+        sandbox: HeldSandbox,
+        *,
+        user: int | None,
+        send: Send,
+        gone: Callable[[], None],
+    ) -> None:
+        """`sandbox` was started before, or is not yet; `user` is the host user that it is for, None the launcher's own.
+
+        `gone` is called when nothing is left to do.
+        """
         self.asked = asked
         self.state = State.SETTING_UP
         self._place = place
+        self._sandbox = sandbox
+        self._ahead = sandbox.group is not None
+        self._user = user
         self._send = send
         self._gone = gone
         self._began = time.monotonic()
-        self._sandbox = HeldSandbox(place, asked.bounds, user, Events(self._held, self.fail, self._over))
+        self._command: list[bytes] = []
+        self._order: starter.Order | None = None
+        self._streams: list[int] = []
         self._watch: RunWatch | None = None
         self._why = ("sandbox.setup_failed", "")
-        self._ending_since = 0.0
+        self._end_of_it: SandboxEnd | None = None
         self._wall_us = 0
-        self._next_look: Moment | None = None
 
-    def start(self, streams: Sequence[int], command: int, filter_: int | None) -> None:
+    def start(self, streams: Sequence[int], command: int) -> None:
         """Set it up; the caller keeps and closes the descriptors."""
+        self._sandbox.events = Events(self._held, self.fail, self._over)
         try:
-            self._sandbox.start(f"{self._place.prefix}-{self.asked.run}".lower(), streams, command, filter_)
+            self._take(streams, command)
+            if not self._ahead:
+                self._sandbox.start()
+            elif self._sandbox.held:
+                self._held()
         except SetupFailed as failed:
             self.fail(failed.reason, failed.detail)
+        except (OSError, ValueError) as refused:
+            self.fail("sandbox.setup_failed", str(refused))
+
+    def _take(self, streams: Sequence[int], command: int) -> None:
+        """Make the order of the command, and hold its streams."""
+        self._command = read_command(command)
+        self._order = starter.order(self._command)
+        for each in streams:
+            self._streams.append(os.dup(each))
+            # So that it can open them by name (`/dev/stdin`); nothing else is its own.
+            if self._user is not None and stat.S_ISFIFO(os.fstat(each).st_mode):
+                os.fchown(each, self._user, self._user)
 
     def _held(self) -> None:
         if self._sandbox.group is not None:
             self.state = State.HELD
             places = {tree: str(path) for tree, path in self._sandbox.group.places.items()}
             took = round((time.monotonic() - self._began) * 1_000_000)
-            self._send(Ready(self.asked.run, places, took), self._sandbox.directories)
+            self._send(Ready(self.asked.run, places, took, self._ahead), self._sandbox.directories)
 
     def release(self) -> None:
         """Let the command be executed, and count from here on."""
-        # Where bubblewrap has just been killed, its child still stands there and would go on.
+        # Where bubblewrap has just been killed, that is known first.
         self._place.loop.reap()
-        if self.state is not State.HELD or self._sandbox.group is None:
+        if self.state is not State.HELD or self._sandbox.group is None or self._order is None:
+            return
+        box, bounds = self._sandbox, self.asked.bounds
+        self._watch = RunWatch(self._sandbox.group, bounds, self._place.loop, box.pidfds, box.directories, self.stop)
+        try:
+            box.order(self._order, self._streams, self._answered)
+        except OSError as gone:
+            self._watch.finish()
+            self._watch = None
+            self.fail("sandbox.starter_gone", str(gone))
             return
         self.state = State.RELEASED
-        box = self._sandbox
-        self._watch = RunWatch(
-            self._sandbox.group, self.asked.bounds, self._place.loop, box.init, box.directories, self.stop
-        )
-        box.let_go()
+        self._let_go_of_streams(but=1)
+
+    def _let_go_of_streams(self, but: int = 0) -> None:
+        while len(self._streams) > but:
+            os.close(self._streams.pop(0))
+        if self._order is not None:
+            os.close(self._order.descriptor)
+            self._order = None
+
+    def _answered(self, refused: int | None) -> None:
+        """Tell on its standard error why the command could not be executed; whoever ran it would have."""
+        if refused is not None:
+            told = self._command[0][:SHOWN] + b": " + os.strerror(refused).encode() + b"\n"
+            with contextlib.suppress(OSError):
+                os.write(self._streams[0], told)
+        self._let_go_of_streams()
 
     def stop(self, reason: str) -> None:
         """End it for this reason, if it is the first."""
@@ -108,9 +165,8 @@ class LaunchedRun:
     def _end(self) -> None:
         self._wall_us = 0 if self._watch is None else self._watch.finish()
         self.state = State.ENDING
-        self._ending_since = time.monotonic()
-        self.kill()
-        self.look_whether_dead()
+        self._end_of_it = SandboxEnd(self._sandbox, self._place.loop, self._ended)
+        self._end_of_it.look()
 
     def kill(self) -> None:
         """Kill all of it, and do not wait for its death."""
@@ -118,26 +174,21 @@ class LaunchedRun:
 
     def look_whether_dead(self) -> None:
         """Go on once all of it is dead; called again whenever a process was reaped."""
-        if self.state is not State.ENDING:
-            return
-        if self._next_look is not None:
-            self._next_look.cancel()
-        since = time.monotonic() - self._ending_since
-        if self._sandbox.dead or since >= EMPTY_WITHIN_S:
-            self._ended()
-            return
-        if since >= KILL_AGAIN_S and self._sandbox.group is not None:
-            self._sandbox.group.kill(within=KILL_AGAIN_S)
-        self._next_look = self._place.loop.after(NOT_YET_S, self.look_whether_dead)
+        if self._end_of_it is not None:
+            self._end_of_it.look()
 
     def _ended(self) -> None:
+        told = None
+        if self._watch is not None and self._sandbox.group is not None:
+            told = self._account(self._watch, self._sandbox.group)
         self._sandbox.close()
-        if self._watch is None or self._sandbox.group is None:
+        self._let_go_of_streams()
+        if told is None:
             self.state = State.GONE
-            self._remove(time.monotonic() + REMOVED_WITHIN_S, self._say_failed)
+            remove_group(self._sandbox, self._place.loop, self._say_failed)
         else:
             self.state = State.ENDED
-            self._send(self._account(self._watch, self._sandbox.group), ())
+            self._send(told, ())
 
     def _account(self, watch: RunWatch, group: Group) -> Ended:
         return Ended(
@@ -159,14 +210,7 @@ class LaunchedRun:
         """Remove what is left of an ended run, and say what could not be."""
         if self.state is State.ENDED:
             self.state = State.GONE
-            self._remove(time.monotonic() + REMOVED_WITHIN_S, self._say_cleared)
-
-    def _remove(self, until: float, then: Callable[[tuple[Path, ...]], None]) -> None:
-        left = () if self._sandbox.group is None else self._sandbox.group.remove(within=0)
-        if left and time.monotonic() < until:
-            self._place.loop.after(NOT_YET_S, lambda: self._remove(until, then))
-        else:
-            then(left)
+            remove_group(self._sandbox, self._place.loop, self._say_cleared)
 
     def _say_cleared(self, left: tuple[Path, ...]) -> None:
         mounts = None if self._sandbox.mounts is None else self._sandbox.mounts.left()
@@ -182,6 +226,7 @@ class LaunchedRun:
         if self._sandbox.group is not None:
             self._sandbox.group.kill()
         self._sandbox.close()
+        self._let_go_of_streams()
 
 
 def alive_in(group: Group) -> int:
@@ -189,3 +234,11 @@ def alive_in(group: Group) -> int:
     if not group.populated():
         return 0
     return len({pid for place in group.places.values() for pid in members(Files(), place)})
+
+
+def read_command(file: int) -> list[bytes]:
+    """Return the arguments in a file, each ended by NUL.  Raises `ValueError` where it holds none, `OSError`."""
+    content = os.pread(file, LONGEST_COMMAND + 1, 0)
+    if len(content) > LONGEST_COMMAND or not content.endswith(b"\0"):
+        raise ValueError("the command is no sequence of arguments that each end with NUL")
+    return content[:-1].split(b"\0")

@@ -5,18 +5,24 @@ Standard library only: the launcher imports this.  PDEATHSIG is set last, since 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import math
 import os
 import resource
 import signal
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from gateway.sandbox.bubblewrap import ARGUMENTS_AT, BLOCK_AT, FILTER_AT, STATUS_AT
+from gateway.sandbox.bubblewrap import (
+    ARGUMENTS_AT,
+    BLOCK_AT,
+    COMMAND,
+    FILTER_AT,
+    ORDERS_AT,
+    STARTER_AT,
+    STATUS_AT,
+)
 from gateway.sandbox.kernel_calls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from gateway.sandbox.launcher_messages import Bounds
 
@@ -36,25 +42,26 @@ class RootKept(Exception):
 
 @dataclass(frozen=True)
 class Descriptors:
-    """What bubblewrap starts with: `streams` are the three standard ones, no `filter` is for what never executes."""
+    """What bubblewrap starts with: `streams` are its own, not the command's; there may be no `filter`."""
 
-    streams: tuple[int, ...]
+    streams: tuple[int, int, int]
     arguments: int
     block: int
     status: int
+    starter: int
+    orders: int
     filter: int | None
 
     def places(self) -> list[tuple[int, int]]:
         """Return each with the number that it gets."""
         placed = [(each, at) for at, each in enumerate(self.streams)]
         placed += [(self.arguments, ARGUMENTS_AT), (self.block, BLOCK_AT), (self.status, STATUS_AT)]
+        placed += [(self.starter, STARTER_AT), (self.orders, ORDERS_AT)]
         return placed if self.filter is None else [*placed, (self.filter, FILTER_AT)]
 
 
-def become(
-    program: Path, command: list[bytes], bounds: Bounds, descriptors: Descriptors, *, user: int | None, parent: int
-) -> NoReturn:
-    """Become bubblewrap with this command; `user` is the host user to be from here on, None to stay who it is.
+def become(program: Path, bounds: Bounds, descriptors: Descriptors, *, user: int | None, parent: int) -> NoReturn:
+    """Become bubblewrap, whose command is the starter; `user` is the host user to be from here on, None this one.
 
     Never returns: where it fails it complains on the status pipe and ends.
     """
@@ -63,14 +70,13 @@ def become(
         _limit(bounds)
         _set_aside(descriptors)
         if user is not None:
-            _hand_over_streams(user)
             stop_being_root(user)
         if 0 in os.getresuid():
             raise RootKept("uid 0")
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            os.execve(program, [b"bwrap", b"--args", b"%d" % ARGUMENTS_AT, b"--", *command], {})  # noqa: S606
+            os.execve(program, [b"bwrap", b"--args", b"%d" % ARGUMENTS_AT, b"--", COMMAND], {})  # noqa: S606
     except RootKept as kept:
         complain(f"sandbox.launcher_root_uid: the launcher cannot stop being {kept}")
     except OSError as refused:
@@ -124,15 +130,6 @@ def _limit(bounds: Bounds) -> None:
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     os.write(score, b"1000")
     os.close(score)
-
-
-def _hand_over_streams(user: int) -> None:
-    """Give the run its own pipes, so that it can open them by name (`/dev/stdin`); nothing else is its own."""
-    for each in range(3):
-        if stat.S_ISFIFO(os.fstat(each).st_mode):
-            # Where root may not, it cannot become another user either, which is told next.
-            with contextlib.suppress(OSError):
-                os.fchown(each, user, user)
 
 
 def _set_aside(descriptors: Descriptors) -> None:

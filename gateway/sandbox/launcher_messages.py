@@ -4,7 +4,7 @@ Standard library only: the launcher imports this, and nothing of what a stranger
 travel in descriptors of their own).  The order of a run:
 
     node                                     launcher
-    Spawn + 5 descriptors               ->   group, bubblewrap, hardening; the command is blocked
+    Spawn + 5 descriptors               ->   group, bubblewrap, hardening, starter; or one that was laid ahead
                                         <-   Ready + 2 descriptors   (or Failed: it never ran, and nothing is left)
     Release                             ->   limits count from here on
     Stop, as often as it likes          ->
@@ -13,7 +13,8 @@ travel in descriptors of their own).  The order of a run:
                                         <-   Cleared
 
 A run that is stopped before its release ends in `Failed`.  A node that is gone (end of file) has every run killed
-first, whatever holds a run back is let go of only then, and the launcher ends.
+first, whatever holds a run back is let go of only then, and the launcher ends.  With `Lay`, and with what it says in a
+`Spawn`, the node has sandboxes laid ahead: they are looked for by the next `Spawn` in their slot.
 """
 
 from __future__ import annotations
@@ -67,11 +68,20 @@ class Spawn:
     """Set a run up and hold it back.
 
     Descriptors, in this order: the read end of its standard input, the write ends of its standard output and error, a
-    file with its command (arguments in sequence, each ended by NUL), a file with its filter.
+    file with its command (arguments in sequence, each ended by NUL), a file with its filter.  `again` asks for another
+    of its kind to be laid ahead in that slot from its end on; else what was laid there before is laid again.
     """
 
     run: str
     slot: int
+    bounds: Bounds
+    again: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Lay:
+    """Have a sandbox laid ahead in every slot, as soon as it has no run.  Descriptor: a file with its filter."""
+
     bounds: Bounds
 
 
@@ -120,12 +130,14 @@ class Unfit:
 class Ready:
     """The command is set up, hardened, looked at from outside and blocked before its execution.
 
-    Descriptors: the directories `/scratch` and `/out` of the run.  `places` are the directories of its groups.
+    Descriptors: the directories `/scratch` and `/out` of the run.  `places` are the directories of its groups,
+    `setup_us` is how long that took from its `Spawn` on, `ahead` that it was begun before.
     """
 
     run: str
     places: dict[str, str]
     setup_us: int
+    ahead: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,9 +181,9 @@ class Cleared:
     cgroups: int | None
 
 
-Message = Spawn | Release | Stop | Clear | Up | Unfit | Ready | Failed | Ended | Cleared
+Message = Spawn | Lay | Release | Stop | Clear | Up | Unfit | Ready | Failed | Ended | Cleared
 _KINDS: Mapping[str, type[Any]] = {
-    each.__name__: each for each in (Spawn, Release, Stop, Clear, Up, Unfit, Ready, Failed, Ended, Cleared)
+    each.__name__: each for each in (Spawn, Lay, Release, Stop, Clear, Up, Unfit, Ready, Failed, Ended, Cleared)
 }
 
 
@@ -185,7 +197,7 @@ def message_of(packet: bytes) -> Message:
     try:
         told = json.loads(packet)
         kind = _KINDS[told.pop("says")]
-        if kind is Spawn:
+        if "bounds" in told:
             told["bounds"] = Bounds(**told["bounds"])
         said: Message = kind(**told)
     except (KeyError, TypeError, AttributeError) as error:

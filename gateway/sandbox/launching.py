@@ -16,17 +16,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gateway.sandbox import bubblewrap, cgroups
+from gateway.sandbox import bubblewrap, cgroups, starter
+from gateway.sandbox.bubblewrap_start import Kind, Place
 from gateway.sandbox.cgroups import Cgroups, MechanismMissing
 from gateway.sandbox.dead_mans_switch import DeadMansSwitch
 from gateway.sandbox.event_loop import EventLoop
-from gateway.sandbox.held_sandbox import Place
+from gateway.sandbox.held_sandbox import Events, HeldSandbox
 from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl
+from gateway.sandbox.laid_ahead import LaidAhead
 from gateway.sandbox.launched_run import LaunchedRun
 from gateway.sandbox.launcher_messages import (
     MOST_DESCRIPTORS,
     Clear,
     Failed,
+    Lay,
     Message,
     Release,
     Settings,
@@ -40,9 +43,14 @@ from gateway.sandbox.launcher_messages import (
 from gateway.sandbox.node_socket import NodeSocket
 from gateway.sandbox.rehearsal import FIXES, rehearse
 
+LONGEST_FILTER = 8 * 4096
+"""Bytes: BPF_MAXINSNS instructions."""
+NOBODY_HEARS = Events(lambda: None, lambda _reason, _detail: None, lambda: None)
 ROOT_KEPT = "sandbox.launcher_root_uid"
 REAPED_WITHIN_S = 1.0
 NOT_YET_S = 0.001
+LAY_AFTER_S, LAY_AT_LEISURE_S = 0.001, 0.05
+"""When a sandbox is laid ahead: after a run that asked for it, and where the next run may well be of another kind."""
 
 
 class NotFit(Exception):
@@ -90,7 +98,9 @@ class Launcher:
             )
         # A launcher that follows at once has names of its own, so the switch of this one does not end its runs.
         generation = f"{settings.prefix}-{os.urandom(3).hex()}"
-        self._place = Place(program.path, _image(Path(settings.image)), found, self._loop, generation)
+        image = _image(Path(settings.image))
+        self._place = Place(program.path, image, found, self._loop, generation, _starter())
+        self._ahead = LaidAhead(self._place, self._user)
         self._switch = DeadMansSwitch(found, generation)
         self._loop.on_exit(self._switch.pid, lambda _: self._end("its dead man's switch is gone"))
         self._rehearse(program.version)
@@ -118,10 +128,12 @@ class Launcher:
 
     def _put_away(self) -> None:
         # All is begun before any of it is waited for; a run's release is let go of only after that.
+        self._ahead.kill()
         for run in self._runs.values():
             run.kill()
         for run in self._runs.values():
             run.abandon()
+        self._ahead.abandon()
         self._node.forget()
         self._place.cgroups.sweep(self._place.prefix)
         self._switch.end()
@@ -136,6 +148,7 @@ class Launcher:
     def _look_at_ending(self) -> None:
         for run in tuple(self._runs.values()):
             run.look_whether_dead()
+        self._ahead.look_whether_dead()
 
     def _hear(self) -> None:
         try:
@@ -162,6 +175,9 @@ class Launcher:
         if isinstance(message, Spawn):
             self._spawn(message, descriptors)
             return
+        if isinstance(message, Lay):
+            self._lay(message, descriptors)
+            return
         # A run that has failed meanwhile is not known any more, and needs nothing.
         run = self._runs.get(message.run) if isinstance(message, Release | Stop | Clear) else None
         if run is not None and isinstance(message, Release):
@@ -177,19 +193,34 @@ class Launcher:
             self._say(Failed(asked.run, "sandbox.spawn_refused", wrong), ())
             return
         *streams, command, filter_ = descriptors
-        os.lseek(filter_, 0, os.SEEK_SET)
+        kind, user = Kind(asked.bounds, _content(filter_)), self._user(asked.slot)
+        laid = self._ahead.take(asked.slot, kind)
+        if asked.again:
+            self._ahead.want(asked.slot, kind)
         run = LaunchedRun(
             asked,
             self._place,
-            user=self._user(asked.slot),
+            laid or HeldSandbox(self._place, kind, user, NOBODY_HEARS),
+            user=user,
             send=self._say,
-            gone=lambda: self._forget(asked.run),
+            gone=lambda: self._forget(asked),
         )
         self._runs[asked.run] = run
-        run.start(streams, command, filter_)
+        run.start(streams, command)
 
-    def _forget(self, run: str) -> None:
-        self._runs.pop(run, None)
+    def _lay(self, asked: Lay, descriptors: Sequence[int]) -> None:
+        if len(descriptors) != 1 or not _is_program(descriptors[0]):
+            raise ValueError("what is to be laid has no filter")
+        kind = Kind(asked.bounds, _content(descriptors[0]))
+        busy = {run.asked.slot for run in self._runs.values()}
+        for slot in range(self._slots):
+            self._ahead.want(slot, kind)
+            if slot not in busy:
+                self._ahead.lay_in(LAY_AT_LEISURE_S, slot)
+
+    def _forget(self, asked: Spawn) -> None:
+        self._runs.pop(asked.run, None)
+        self._ahead.lay_in(LAY_AFTER_S if asked.again else LAY_AT_LEISURE_S, asked.slot)
 
     def _why_not(self, asked: Spawn, descriptors: Sequence[int]) -> str | None:
         if len(descriptors) != MOST_DESCRIPTORS:
@@ -198,10 +229,7 @@ class Launcher:
             return f"there is no slot {asked.slot}"
         if asked.run in self._runs or any(run.asked.slot == asked.slot for run in self._runs.values()):
             return f"slot {asked.slot} has a run, or there is one of that name"
-        size = os.fstat(descriptors[-1]).st_size
-        if size == 0 or size % 8:
-            return "the filter is no program"
-        return None
+        return None if _is_program(descriptors[-1]) else "the filter is no program"
 
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
         """Tell the node; one that does not listen is gone."""
@@ -209,6 +237,15 @@ class Launcher:
             self._node.say(packet(message), descriptors)
         except OSError as deaf:
             self._end(f"the node does not listen: {deaf.strerror}")
+
+
+def _is_program(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return 0 < size <= LONGEST_FILTER and size % 8 == 0
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, LONGEST_FILTER, 0)
 
 
 def _reap_all(until: float) -> None:
@@ -255,6 +292,17 @@ def _image(path: Path) -> list[str]:
         return bubblewrap.image_arguments(path)
     except OSError as absent:
         _not_fit("sandbox.image_missing", f"{path}: {absent.strerror}", "gateway sandbox build")
+
+
+def _starter() -> int:
+    try:
+        return starter.open_starter(os.uname().machine)
+    except OSError as refused:
+        _not_fit(
+            "sandbox.starter_missing",
+            f"the starter for {os.uname().machine} cannot be had: {refused}",
+            "install the node anew; where it says EACCES, `sysctl vm.memfd_noexec=1`",
+        )
 
 
 def _not_fit(reason: str, detail: str, fix: str) -> NoReturn:

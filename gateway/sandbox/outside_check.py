@@ -14,6 +14,8 @@ from gateway.sandbox.bubblewrap import DEVICES, OUT, SCRATCH, USER
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 NO_CAPABILITIES = "0" * 16
+FILTERED = "2"
+"""How the kernel tells of a process under a filter."""
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 READS_A_PIPE = ("anon_pipe_read", "pipe_read", "pipe_wait", "0")
 """Where the kernel says that a process sleeps in reading a pipe; 0 where it does not say."""
@@ -61,6 +63,21 @@ def faults(init: int, places: Mapping[str, Path], user: int | None) -> Iterator[
         if str(init) not in _read(f"{directory}/cgroup.procs").split():
             yield f"it is not in {directory}"
     yield from mount_faults(_read(f"/proc/{init}/mountinfo"))
+
+
+def faults_of_starter(starter: int, init: int, *, filtered: bool) -> Iterator[str]:
+    """Tell what is not as it should be with the process that executes the command next.
+
+    Raises `OSError` where it cannot be looked at.
+    """
+    told = status_of(starter)
+    yield from (f"{each} of the starter is {told[each]}" for each in CAPABILITIES if told[each] != NO_CAPABILITIES)
+    if told["NoNewPrivs"] != "1":
+        yield "the starter may gain privileges"
+    if told["PPid"] != str(init) or told["NSpid"].split()[-1] != "2":
+        yield "the starter is not the second process of its namespace"
+    if filtered and told["Seccomp"] != FILTERED:
+        yield "the starter is not under a filter"
 
 
 def _faults_of_user(init: int, told: Mapping[str, str], user: int | None) -> Iterator[str]:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.sandbox.held_sandbox import Place
+from gateway.sandbox.bubblewrap_start import Kind, Place
+from gateway.sandbox.held_sandbox import Events, HeldSandbox
 from gateway.sandbox.launched_run import LaunchedRun
 from gateway.sandbox.launcher_messages import Bounds, Failed, Message, Spawn
 
@@ -70,23 +71,28 @@ def rehearse(place: Place, user: int | None) -> FailedRehearsal | None:
             ready.append(message)
             run.stop("cancelled")
 
-    run = LaunchedRun(Spawn("rehearsal", 0, BOUNDS), place, user=user, send=heard, gone=lambda: None)
+    # Without a filter, since it is given nothing: its starter ends.
+    sandbox = HeldSandbox(place, Kind(BOUNDS, None), user, Events(_nothing, _nothing, _nothing))
+    run = LaunchedRun(Spawn("rehearsal", 0, BOUNDS), place, sandbox, user=user, send=heard, gone=_nothing)
     place.loop.on_reaped(run.look_whether_dead)
-    hears, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     command = os.memfd_create("command", os.MFD_CLOEXEC)
     try:
         os.write(command, COMMAND)
-        run.start([nothing, nothing, tells], command, None)
+        run.start([nothing, nothing, nothing], command)
         place.loop.run()
     finally:
-        for each in (hears, tells, nothing, command):
+        for each in (nothing, command):
             os.close(each)
     if not said:
         return FailedRehearsal("sandbox.setup_failed", "the launcher was ended", OTHERWISE)
     if ready and said[0].left is None:
         return None
     return explained(said[0])
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 def explained(failed: Failed) -> FailedRehearsal:

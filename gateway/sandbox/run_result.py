@@ -27,6 +27,7 @@ class RunResult:
         denials: what the kernel refused it.
         cleanup: what was left of it after everything was removed.
         setup_ms: from the asking of the launcher until the command was ready to be let go, in milliseconds.
+        laid_ahead: the sandbox was begun before it was asked for.
     """
 
     ending: Ending
@@ -37,6 +38,7 @@ class RunResult:
     denials: Denials
     cleanup: Cleanup
     setup_ms: int
+    laid_ahead: bool
 
     def output(self) -> dict[str, Any]:
         """Return the members of the answer's `output` that are the run's own."""
@@ -55,4 +57,5 @@ class RunResult:
             "cleanup": self.cleanup.as_json(),
             "artifactsComplete": self.artifacts.complete,
             "setupMs": self.setup_ms,
+            "laidAhead": self.laid_ahead,
         }

@@ -14,7 +14,6 @@ from gateway.sandbox.cgroups import Group
 from gateway.sandbox.event_loop import EventLoop, Moment
 from gateway.sandbox.kernel_calls import exit_status
 from gateway.sandbox.launcher_messages import Bounds
-from gateway.sandbox.outside_check import status_of
 
 CORES = os.cpu_count() or 1
 SOONEST_S = 0.001
@@ -23,7 +22,6 @@ GROWTH = 4 << 30
 SOONEST_LOOK_S, LATEST_LOOK_S = 0.005, 0.05
 COUNTED_LATE = 64 * 4096 * CORES
 """Bytes that a group's figures of memory may be behind one another: the kernel's batches, one a core."""
-FIRST_SEARCH_S, LAST_SEARCH_S = 0.0005, 0.1
 
 
 class RunWatch:
@@ -34,20 +32,22 @@ class RunWatch:
         group: Group,
         bounds: Bounds,
         loop: EventLoop,
-        init: int,
+        pidfds: tuple[Descriptor, Descriptor],
         written: Sequence[int],
         stop: Callable[[str], None],
     ) -> None:
-        """`written` are the directories that it may write to; `stop` is called with one of `outcome.Stop`."""
+        """Watch a run that is let go of next.
+
+        `pidfds` are those of the sandbox's first process and of its command, `written` the directories that it may
+        write to; `stop` is called with one of `outcome.Stop`.  The descriptors stay the caller's.
+        """
         self.stopped: str | None = None
         self._group = group
         self._bounds = bounds
         self._loop = loop
-        self._init = init
+        self._init, self._command = pidfds
         self._written = tuple(written)
         self._stop = stop
-        self._command = Descriptor(-1)
-        self._init_held = _held(init)
         self._began = time.monotonic()
         self._cpu_before_us = group.cpu_us()
         self._timers: dict[str, Moment] = {}
@@ -57,8 +57,6 @@ class RunWatch:
         self._next("wall", bounds.wall_us / 1_000_000, lambda: stop("wall"))
         self._next("cpu", self._cpu_lasts_s(bounds.cpu_us), self._look_at_cpu)
         self._next("memory", SOONEST_LOOK_S, self._look_at_memory)
-        self._search_after = FIRST_SEARCH_S
-        self._next("command", self._search_after, self._search_command)
 
     def cpu_us(self) -> int:
         """Return the processor time since the release, in microseconds."""
@@ -71,23 +69,18 @@ class RunWatch:
             self._oom = None
         for each in self._timers.values():
             each.cancel()
-        self._init_held.close()
         return round((time.monotonic() - self._began) * 1_000_000)
 
     def command_status(self) -> int | None:
         """Return the wait(2) status of the command itself, once it is over; None where the kernel does not tell."""
-        if self._command.fileno() < 0:
-            return None
-        status = exit_status(self._command.fileno())
-        self._command.close()
-        return status
+        return None if self._command.fileno() < 0 else exit_status(self._command.fileno())
 
     def init_killed(self) -> bool:
         """Return whether the first process of the sandbox was killed, and not for memory; asked before the run is.
 
         Nobody within can do that.  It is also False where the kernel does not tell.
         """
-        status = None if self._init_held.fileno() < 0 else exit_status(self._init_held.fileno())
+        status = None if self._init.fileno() < 0 else exit_status(self._init.fileno())
         return status is not None and os.WIFSIGNALED(status) and not self._group.oom_kills()
 
     def _next(self, what: str, seconds: float, call: Callable[[], None]) -> None:
@@ -121,27 +114,6 @@ class RunWatch:
     def _look_for_oom(self) -> None:
         if self._group.oom_seen():
             self._stop("memory")
-
-    def _search_command(self) -> None:
-        """Take hold of the command, the first child of the sandbox's init, for its status when it is over."""
-        try:
-            with open(f"/proc/{self._init}/task/{self._init}/children", "rb") as file:  # noqa: PTH123 - no decoding
-                children = [int(each) for each in file.read().split()]
-            if children and status_of(children[0])["NSpid"].split()[-1] == "2":
-                self._command = Descriptor(os.pidfd_open(children[0]))
-                return
-        except OSError:
-            return
-        self._search_after *= 2
-        if self._search_after < LAST_SEARCH_S:
-            self._next("command", self._search_after, self._search_command)
-
-
-def _held(pid: int) -> Descriptor:
-    try:
-        return Descriptor(os.pidfd_open(pid))
-    except OSError:
-        return Descriptor(-1)
 
 
 def bytes_written(directories: Sequence[int]) -> int:

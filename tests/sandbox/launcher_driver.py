@@ -223,10 +223,17 @@ class Driver:
             kept.append((message, descriptors))
 
     def begin(
-        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+        self,
+        command: Sequence[str | bytes],
+        bounds: Bounds = ROOMY,
+        *,
+        stdin: bytes | None = b"",
+        slot: int = 0,
+        again: bool = False,
+        name: str = "",
     ) -> Run:
         """Ask for a run; `stdin` of None leaves the pipe open.  Says nothing of how that goes on."""
-        run = Run(f"run-{secrets.token_hex(4)}", -1)
+        run = Run(name or f"run-{secrets.token_hex(4)}", -1)
         stdin_r, stdin_w = os.pipe()
         stdout_r, stdout_w = os.pipe()
         stderr_r, stderr_w = os.pipe()
@@ -235,7 +242,7 @@ class Driver:
         filter_ = os.memfd_create("filter")
         os.write(filter_, load_filter(platform.machine(), single=bounds.single).program)
         theirs = [stdin_r, stdout_w, stderr_w, argv, filter_]
-        self.say(Spawn(run.name, slot, bounds), theirs)
+        self.say(Spawn(run.name, slot, bounds, again), theirs)
         for each in theirs:
             os.close(each)
         run.read(stdout_r)
@@ -247,10 +254,17 @@ class Driver:
         return run
 
     def spawn(
-        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+        self,
+        command: Sequence[str | bytes],
+        bounds: Bounds = ROOMY,
+        *,
+        stdin: bytes | None = b"",
+        slot: int = 0,
+        again: bool = False,
+        name: str = "",
     ) -> Run:
         """Ask for a run and wait until it is ready."""
-        run = self.begin(command, bounds, stdin=stdin, slot=slot)
+        run = self.begin(command, bounds, stdin=stdin, slot=slot, again=again, name=name)
         run.ready, (run.scratch, run.out) = self.expect(Ready, run.name)
         return run
 
@@ -282,10 +296,16 @@ class Driver:
         return run.cleared
 
     def run(
-        self, command: Sequence[str | bytes], bounds: Bounds = ROOMY, *, stdin: bytes | None = b"", slot: int = 0
+        self,
+        command: Sequence[str | bytes],
+        bounds: Bounds = ROOMY,
+        *,
+        stdin: bytes | None = b"",
+        slot: int = 0,
+        again: bool = False,
     ) -> Run:
         """Go the whole way, and fail where anything is left."""
-        run = self.spawn(command, bounds, stdin=stdin, slot=slot)
+        run = self.spawn(command, bounds, stdin=stdin, slot=slot, again=again)
         self.release(run)
         assert self.ended(run).processes == 0
         cleared = self.clear(run)

@@ -35,6 +35,7 @@ PLAIN = RunResult(
     Denials(0, 0),
     Cleanup(0, 0, 0),
     setup_ms=15,
+    laid_ahead=False,
 )
 
 
@@ -355,6 +356,7 @@ def whole_run(driver: Driver, canary: Canary) -> RunResult:
         Denials(told.task_denials, told.oom_kills),
         Cleanup(told.processes, cleared.mounts, cleared.cgroups),
         setup_ms=0,
+        laid_ahead=False,
     )
 
 

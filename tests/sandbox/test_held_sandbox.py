@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.held_sandbox import LONGEST_COMMAND, LONGEST_COMPLAINT, read_command, written_to
-from tests.sandbox.in_groups import descriptors
 from tests.sandbox.launcher_driver import Driver, bounded
-
-
-@pytest.fixture
-def file() -> Iterator[int]:
-    descriptor = os.memfd_create("command")
-    yield descriptor
-    os.close(descriptor)
-
-
-@pytest.mark.parametrize("command", [[b"node"], [b"node", b"", b"\xff\n"], [b""]])
-def test_a_command_is_read_as_it_was_written_wherever_the_file_stands(file: int, command: list[bytes]) -> None:
-    os.write(file, b"".join(each + b"\0" for each in command))
-    assert read_command(file) == command
-
-
-@pytest.mark.parametrize("content", [b"", b"node", b"node\0-e", b"x" * LONGEST_COMMAND + b"\0"])
-def test_what_is_no_command_is_refused(file: int, content: bytes) -> None:
-    os.write(file, content)
-    with pytest.raises(ValueError, match="each end with NUL"):
-        read_command(file)
 
 
 def test_a_run_without_a_command_never_runs_and_leaves_nothing(driver: Driver) -> None:
@@ -53,18 +29,6 @@ def test_the_longest_command_there_may_be_is_handed_over_whole(driver: Driver) -
     arguments = ["ä" * 2048 + "𝄞" * 2048] * 29
     script = "console.log(process.argv.length, new Set(process.argv.slice(1)).size, process.argv[1].length)"
     assert driver.run(["node", "-e", script, *arguments]).stdout == b"30 1 6144\n"
-
-
-def test_what_was_written_is_taken_from_a_pipe_and_from_nothing_else() -> None:
-    reads, writes = os.pipe()
-    nothing = os.open("/dev/null", os.O_RDWR)
-    before = descriptors()
-    assert (written_to(writes), written_to(nothing), written_to(-1)) == (b"", b"", b"")
-    os.write(writes, b"x" * 2 * LONGEST_COMPLAINT)
-    assert written_to(writes) == b"x" * LONGEST_COMPLAINT
-    assert descriptors() == before
-    for each in (reads, writes, nothing):
-        os.close(each)
 
 
 @pytest.mark.parametrize("released", [False, True] * 3)

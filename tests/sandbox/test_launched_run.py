@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.sandbox.launched_run import LONGEST_COMMAND, read_command
 from gateway.sandbox.launcher_messages import Clear
 from tests.sandbox.in_groups import eventually
 from tests.sandbox.launcher_driver import Driver, Run
@@ -65,3 +72,31 @@ child.stdout.on('data', () => { console.log('there'); process.exit(3) });
 """
     ran = driver.run(["node", "-e", script])
     assert (ran.stdout, ran.told().exit_code, ran.told().processes) == (b"there\n", 3, 0)
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = os.memfd_create("command")
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("command", [[b"node"], [b"node", b"", b"\xff\n"], [b""]])
+def test_a_command_is_read_as_it_was_written_wherever_the_file_stands(file: int, command: list[bytes]) -> None:
+    os.write(file, b"".join(each + b"\0" for each in command))
+    assert read_command(file) == command
+
+
+@pytest.mark.parametrize("content", [b"", b"node", b"node\0-e", b"x" * LONGEST_COMMAND + b"\0"])
+def test_what_is_no_command_is_refused(file: int, content: bytes) -> None:
+    os.write(file, content)
+    with pytest.raises(ValueError, match="each end with NUL"):
+        read_command(file)
+
+
+def test_a_command_s_pipes_are_its_user_s_and_what_is_no_pipe_stays_whose_it_was(driver: Driver) -> None:
+    before = Path("/dev/null").stat()
+    script = "const fs = require('fs'); fs.writeFileSync('/dev/stdout', fs.readFileSync('/dev/stdin'))"
+    assert driver.run(["node", "-e", script], stdin=b"given", slot=1).stdout == b"given"
+    after = Path("/dev/null").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid) == (0, 0)

@@ -78,7 +78,7 @@ def test_with_a_bubblewrap_that_only_says_so(image_of_runs: Path, open_place: Pa
     told = unfit(image_of_runs, bubblewrap=program(open_place, "echo bubblewrap 0.8.0"))
     assert (told.reason, told.detail) == (
         "sandbox.bwrap_failed",
-        "bubblewrap 0.8.0: bubblewrap ended with 0 before the release",
+        "bubblewrap 0.8.0: bubblewrap ended with 0 before the release: bubblewrap 0.8.0",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.outside_check import blocked, faults, mount_faults, status_of
+from gateway.sandbox.outside_check import blocked, faults, faults_of_starter, mount_faults, status_of
 from tests.sandbox.in_namespaces import sleeping
 from tests.sandbox.launcher_driver import FIRST_UID, Driver, Run
 
@@ -41,7 +41,30 @@ def init_of(run: Run) -> tuple[int, dict[str, Path]]:
 def test_a_held_sandbox_has_no_fault(held: Run) -> None:
     init, places = init_of(held)
     assert list(faults(init, places, FIRST_UID)) == []
-    assert blocked(init)
+
+
+def starter_of(run: Run) -> tuple[int, int]:
+    init, places = init_of(run)
+    pids = [int(each) for each in (places["pids"] / "cgroup.procs").read_text().split()]
+    return next(each for each in pids if status_of(each)["NSpid"].endswith("\t2")), init
+
+
+def test_the_starter_of_a_held_sandbox_has_no_fault(held: Run) -> None:
+    starter, init = starter_of(held)
+    assert list(faults_of_starter(starter, init, filtered=True)) == []
+
+
+def test_a_starter_under_another_parent_or_that_is_not_the_second_process_is_a_fault(held: Run) -> None:
+    starter, init = starter_of(held)
+    second = ["the starter is not the second process of its namespace"]
+    assert list(faults_of_starter(starter, init + 1, filtered=True)) == second
+    assert list(faults_of_starter(init, int(status_of(init)["PPid"]), filtered=True)) == second
+
+
+def test_an_ordinary_process_is_no_starter() -> None:
+    told = "\n".join(faults_of_starter(os.getpid(), os.getppid(), filtered=True))
+    for each in ("may gain privileges", "not the second process", "not under a filter"):
+        assert each in told
 
 
 def test_another_user_than_was_asked_for_is_a_fault(held: Run) -> None:

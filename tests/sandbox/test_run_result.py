@@ -19,6 +19,7 @@ RESULT = RunResult(
     denials=Denials(2, 0),
     cleanup=Cleanup(0, 0, 0),
     setup_ms=12,
+    laid_ahead=True,
 )
 
 
@@ -32,12 +33,12 @@ def test_an_output_says_how_it_ended_what_was_written_and_what_was_left() -> Non
 
 def test_what_was_measured_is_told_apart_from_it() -> None:
     measured = RESULT.measured()
-    assert set(measured) == {"usage", "denials", "cleanup", "artifactsComplete", "setupMs"}
+    assert set(measured) == {"usage", "denials", "cleanup", "artifactsComplete", "setupMs", "laidAhead"}
     assert measured["usage"]["cpuMillis"] == 40
     assert measured["denials"] == {"processes": 2, "oomKills": 0}
     assert measured["cleanup"]["verified"] is True
     assert measured["artifactsComplete"] is False
-    assert measured["setupMs"] == 12
+    assert (measured["setupMs"], measured["laidAhead"]) == (12, True)
     assert set(measured) & set(RESULT.output()) == set()
 
 

@@ -12,16 +12,18 @@ from typing import Any, cast
 import pytest
 
 from gateway.sandbox import run_watch
+from gateway.sandbox.cgroup_files import Descriptor
 from gateway.sandbox.cgroups import Bounds as Limits
 from gateway.sandbox.cgroups import Group, MechanismMissing, find
 from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.run_watch import RunWatch, bytes_of_image, bytes_written
-from tests.sandbox.in_groups import a_prefix, descriptors, ended, heard, start, swept, unavailable
+from tests.sandbox.in_groups import a_prefix, ended, heard, start, swept, unavailable
 from tests.sandbox.launcher_driver import MIB
 
 BOUNDS = Bounds(1_000_000, 16 * MIB, 32 * MIB, 18, MIB, MIB, 2_000_000, single=False)
 
 
+NO_PIDFDS = (Descriptor(-1), Descriptor(-1))
 FILLED = "shared.write(bytes(len(shared))); print(1, flush=True); time.sleep(60)"
 
 
@@ -77,7 +79,7 @@ def watch(figures: Figures, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> 
     monkeypatch.setattr(run_watch, "CORES", cores)
     calls = Calls()
     stopped: list[str] = []
-    RunWatch(cast("Group", figures), BOUNDS, cast("Any", calls), 0, [], stopped.append)
+    RunWatch(cast("Group", figures), BOUNDS, cast("Any", calls), NO_PIDFDS, [], stopped.append)
     return calls, stopped
 
 
@@ -160,16 +162,16 @@ def test_the_first_process_killed_is_told_from_its_own_end_and_from_want_of_memo
     figures: Figures, ends_by: str, for_memory: int, killed: bool
 ) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as init:
-        before = descriptors()
-        watched = RunWatch(cast("Group", figures), BOUNDS, cast("Any", Calls()), init.pid, [], lambda _: None)
+        held = Descriptor(os.pidfd_open(init.pid))
+        pidfds = (held, Descriptor(-1))
+        watched = RunWatch(cast("Group", figures), BOUNDS, cast("Any", Calls()), pidfds, [], lambda _: None)
         assert not watched.init_killed()
         if ends_by:
             init.kill()
     figures.killed = for_memory
     assert watched.init_killed() is killed
-    watched.finish()
+    held.close()
     assert not watched.init_killed()
-    assert descriptors() == before - 1
 
 
 def test_shared_memory_that_is_no_file_is_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:

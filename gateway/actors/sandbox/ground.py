@@ -9,6 +9,7 @@ import attrs
 
 from gateway.actors.sandbox.closed import Closed
 from gateway.actors.sandbox.settings import SandboxSettings
+from gateway.sandbox import starter
 from gateway.sandbox.host import Machine, examine
 from gateway.sandbox.image import Image, closed_to_others, locate, unchanged, verify, warm
 from gateway.sandbox.image_refusal import ImageRefused
@@ -19,11 +20,12 @@ IMAGE_CLOSED = "sandbox.image_closed"
 
 @attrs.frozen
 class Ground:
-    """The verified image, the filter of most runs and that of those with one process."""
+    """The verified image, the filter of most runs, that of those with one process, and the digest of the starter."""
 
     image: Image
     filter: Filter
     single: Filter
+    starter: str
 
 
 def find_ground(
@@ -36,16 +38,17 @@ def find_ground(
         first = closing[0]
         return Closed(first.reason or first.name, first.fact, first.fix)
     try:
-        filters = [load_filter(machine.arch, single=single) for single in (False, True)]
+        many, one = (load_filter(machine.arch, single=single) for single in (False, True))
+        begins = starter.verified(machine.arch)
         image = _image(settings, machine, before)
-    except FilterUnavailable as missing:
+    except (FilterUnavailable, starter.StarterUnavailable) as missing:
         return Closed(missing.reason, str(missing))
     except ImageRefused as refused:
         return Closed(refused.reason, str(refused), refused.fix)
     closed = closed_to_others(image.path) if settings.wanted.privileged(machine) else None
     if closed is not None:
         return Closed(IMAGE_CLOSED, f"the users that runs have may not enter {closed}", f"`chmod o+x {closed}`")
-    return Ground(image, *filters)
+    return Ground(image, many, one, begins)
 
 
 def _image(settings: SandboxSettings, machine: Machine, before: Image | None) -> Image:

@@ -208,7 +208,8 @@ class Link:
             self._greeted.set()
             return
         try:
-            self._lines[message.run].send_nowait(Heard(message, descriptors))
+            # What only the node says is of no run, and is not heard.
+            self._lines[getattr(message, "run", "")].send_nowait(Heard(message, descriptors))
         except (KeyError, trio.WouldBlock):
             _close(descriptors)
 

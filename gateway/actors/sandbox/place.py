@@ -21,13 +21,14 @@ from gateway.sandbox.seccomp import Filter
 
 @attrs.frozen
 class Standing:
-    """What runs are made of: the image, the filters, the version of bubblewrap, the kind of cgroups."""
+    """What runs are made of: image, filters, the version of bubblewrap, the kind of cgroups, the starter's digest."""
 
     image: Image
     filter: Filter
     single: Filter
     bubblewrap: str
     cgroups: str
+    starter: str
 
     def filter_for(self, limits: Limits) -> Filter:
         """Return the filter of a run with these limits."""
@@ -37,6 +38,7 @@ class Standing:
     def fingerprint(self) -> str:
         """32 hex digits over all that the proof of a run depends on."""
         parts = [self.image.digest, self.filter.digest, self.single.digest, self.bubblewrap, self.cgroups]
+        parts.append(self.starter)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -67,6 +67,7 @@ class Run:
     Attributes:
         setup_s: how long it may take until it is ready.
         end_s: how long each step after its last process may take.
+        again: another sandbox of its kind is to be laid ahead in its slot when it is over.
         released: the command may have run.
         clean: nothing of it is left, as far as the launcher told.
     """
@@ -77,6 +78,7 @@ class Run:
     program: bytes = attrs.field(repr=False)
     setup_s: float
     end_s: float
+    again: bool = False
     released: bool = False
     clean: bool = True
     _called_off: bool = False
@@ -110,26 +112,18 @@ class Run:
                     disk_bytes, files = await _left(ready, command.limits)
                 finally:
                     await _let_go(ready)
-            return self._result(ended, capture, disk_bytes, files, await self._clear(line, ended), setup_ms)
+            cleanup = await self._clear(line, ended)
+            ahead = isinstance(ready.message, Ready) and ready.message.ahead
+            return self._result(ended, capture, disk_bytes, files, cleanup, setup_ms, ahead)
 
     async def _set_up(self, pipes: Pipes, line: Line) -> Heard:
         """Have it made ready; its descriptors are the caller's to close."""
-        command, limits = self.command, self.command.limits
+        command = self.command
         left = command.begins_by(self.end_s) - trio.current_time()
         if left <= 0:
             raise never_ran(NO_TIME)
-        bounds = messages.Bounds(
-            cpu_us=limits.cpu_millis * 1000,
-            memory_bytes=limits.memory_bytes,
-            host_bytes=limits.host_bytes,
-            tasks=limits.tasks,
-            disk_bytes=limits.disk_bytes,
-            artifact_bytes=limits.artifact_bytes,
-            wall_us=limits.wall_time_ms * 1000,
-            single=limits.single,
-        )
         self.clean = False
-        self.link.say(Spawn(command.run, self.slot, bounds), pipes.given)
+        self.link.say(Spawn(command.run, self.slot, bounds_of(command.limits), self.again), pipes.given)
         pipes.hand_over()
         heard = await self._heard(line, min(self.setup_s, left))
         match heard:
@@ -214,7 +208,14 @@ class Run:
         return cleanup
 
     def _result(
-        self, ended: Ended, capture: Capture, disk_bytes: int | None, files: Listing, cleanup: Cleanup, setup_ms: int
+        self,
+        ended: Ended,
+        capture: Capture,
+        disk_bytes: int | None,
+        files: Listing,
+        cleanup: Cleanup,
+        setup_ms: int,
+        laid_ahead: bool,  # noqa: FBT001 - one more figure
     ) -> RunResult:
         stopped = None if ended.stopped is None else Stop(ended.stopped)
         if stopped is None and capture.passed:
@@ -244,6 +245,7 @@ class Run:
             denials=Denials(ended.task_denials, ended.oom_kills),
             cleanup=cleanup,
             setup_ms=setup_ms,
+            laid_ahead=laid_ahead,
         )
 
     async def _never(self, line: Line, reason: str) -> ExecutionFailed:
@@ -278,6 +280,30 @@ class Run:
                 return heard.message
             heard.close()
         return None
+
+
+def bounds_of(limits: Limits) -> messages.Bounds:
+    """Return what the launcher holds a run with these limits to."""
+    return messages.Bounds(
+        cpu_us=limits.cpu_millis * 1000,
+        memory_bytes=limits.memory_bytes,
+        host_bytes=limits.host_bytes,
+        tasks=limits.tasks,
+        disk_bytes=limits.disk_bytes,
+        artifact_bytes=limits.artifact_bytes,
+        wall_us=limits.wall_time_ms * 1000,
+        single=limits.single,
+    )
+
+
+def lay_ahead(link: Link, bounds: messages.Bounds, program: bytes) -> None:
+    """Have sandboxes with these bounds, under this filter, laid ahead in every slot.  Raises `OSError`."""
+    file = os.memfd_create("filter")
+    try:
+        os.pwrite(file, program, 0)
+        link.say(messages.Lay(bounds), [file])
+    finally:
+        os.close(file)
 
 
 def never_ran(reason: str, detail: str = "") -> ExecutionFailed:

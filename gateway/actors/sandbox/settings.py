@@ -31,6 +31,7 @@ class SandboxSettings:
         doubt_s: from the end of a round to the next at the earliest, where a run gives reason to look again.
         canary_patience_s: how long a canary stands back behind runs that were sold.
         bubblewrap: the program; empty: the one on PATH.
+        ahead: sandboxes are laid ahead of need, one a slot, of the kind that was last sold.
         launcher: the words before the launcher's own command, that give it its privilege.
         program: the launcher's own command, to which its settings are added.
         start_s: how long a launcher may take to say that it works; it sweeps what earlier ones left first.
@@ -49,6 +50,7 @@ class SandboxSettings:
     doubt_s: float = 30.0
     canary_patience_s: float = 60.0
     bubblewrap: str = ""
+    ahead: bool = True
     launcher: tuple[str, ...] = ()
     program: tuple[str, ...] = PROGRAM
     start_s: float = 20.0

@@ -21,12 +21,13 @@ from gateway.actors.sandbox.link import Link, open_link
 from gateway.actors.sandbox.place import SandboxPlace, Standing
 from gateway.actors.sandbox.proving import Round
 from gateway.actors.sandbox.room import Slot
-from gateway.actors.sandbox.run import CALLED_OFF, NO_TIME, Command, Run, lost, never_ran
+from gateway.actors.sandbox.run import CALLED_OFF, NO_TIME, Command, Run, bounds_of, lay_ahead, lost, never_ran
 from gateway.actors.sandbox.settings import SandboxSettings
 from gateway.errors import ExecutionFailed, GatewayError
 from gateway.sandbox.canaries import CANARIES, Canary
 from gateway.sandbox.image import Image, ImageMismatch, unchanged
 from gateway.sandbox.launcher_messages import Unfit
+from gateway.sandbox.limits import Limits
 from gateway.sandbox.outcome import Outcome
 from gateway.sandbox.run_result import RunResult
 
@@ -163,10 +164,12 @@ class _Supervisor:
         up = await link.greeting(self.settings.start_s)
         if isinstance(up, Unfit):
             return Closed(up.reason, up.detail, up.fix)
-        standing = Standing(ground.image, ground.filter, ground.single, up.bubblewrap, up.cgroups)
+        standing = Standing(ground.image, ground.filter, ground.single, up.bubblewrap, up.cgroups, ground.starter)
         self.place.swept = up.swept
         self.place.room.open_slots(range(min(up.slots, self.settings.slots)))
         self.launched = _Launched(link, standing)
+        if self.settings.ahead:
+            lay_ahead(link, bounds_of(Limits()), ground.filter.program)
         log.info("sandbox_launched", pid=link.process.pid, bubblewrap=up.bubblewrap, cgroups=up.cgroups, swept=up.swept)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.prove, standing)
@@ -243,7 +246,7 @@ class _Supervisor:
             with order.scope:
                 until = command.begins_by(self.settings.end_s) - SETUP_S
                 async with self.place.room.slot(command.limits, until) as slot:
-                    executed = await self.conduct(command, slot, order)
+                    executed = await self.conduct(command, slot, order, again=self.settings.ahead)
                 letter.answer(execute, executed)
                 self.place.ended[executed.result.ending.outcome.value] += 1
                 return
@@ -268,12 +271,12 @@ class _Supervisor:
         else:
             order.run.call_off()
 
-    async def conduct(self, command: Command, slot: Slot, order: _Order) -> Executed:
+    async def conduct(self, command: Command, slot: Slot, order: _Order, *, again: bool = False) -> Executed:
         """Make a run in a slot; a defect of this node's makes it one that never was, or one that is lost."""
         launched = self._proved_image()
         standing, settings = launched.standing, self.settings
         program = standing.filter_for(command.limits).program
-        run = Run(command, slot.number, launched.link, program, settings.setup_s, settings.end_s)
+        run = Run(command, slot.number, launched.link, program, settings.setup_s, settings.end_s, again)
         order.run = run
         if order.left:
             raise never_ran(CALLED_OFF)

@@ -108,7 +108,7 @@ async def launched(images: Path, *options: str) -> AsyncIterator[Launched]:
 def ground_of(image: Path) -> Ground:
     stands = Image(image, "sha256:5f", frozenset({"/usr/bin/node"}))
     stands = attrs.evolve(stands, verified=fingerprint(stands))
-    return Ground(stands, Filter(b"many", "sha256:01", "x86_64"), Filter(b"one", "sha256:02", "x86_64"))
+    return Ground(stands, Filter(b"many", "sha256:01", "x86_64"), Filter(b"one", "sha256:02", "x86_64"), "sha256:03")
 
 
 def canary(name: str = "inet", judge: Callable[[RunResult], str | None] = lambda _: None, **members: Any) -> Canary:

@@ -159,7 +159,7 @@ class Launcher:
         for name in ("scratch", "out"):
             (directory / name).mkdir()
         places = [os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("scratch", "out")]
-        self.say(Ready(spawn.run, {"memory": "/nowhere"}, 1000), tuple(places))
+        self.say(Ready(spawn.run, {"memory": "/nowhere"}, 1000, ahead=False), tuple(places))
         for each in places:
             os.close(each)
         if script.fails:

@@ -21,6 +21,7 @@ STANDING = Standing(
     Filter(b"one", "sha256:02", "x86_64"),
     "0.8.0",
     "hybrid",
+    "sha256:03",
 )
 
 
@@ -68,6 +69,7 @@ def test_the_filter_is_that_of_the_number_of_processes() -> None:
         lambda: attrs.evolve(STANDING, single=STANDING.filter),
         lambda: attrs.evolve(STANDING, bubblewrap="0.12.0"),
         lambda: attrs.evolve(STANDING, cgroups="v2"),
+        lambda: attrs.evolve(STANDING, starter="sha256:04"),
     ],
 )
 def test_the_fingerprint_is_of_all_that_a_proof_depends_on(changed: Callable[[], Standing]) -> None:

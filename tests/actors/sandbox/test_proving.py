@@ -28,6 +28,7 @@ RESULT = RunResult(
     Denials(0, 0),
     Cleanup(0, 0, 0),
     1,
+    laid_ahead=False,
 )
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 

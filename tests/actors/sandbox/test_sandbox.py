@@ -32,6 +32,8 @@ from tests.sandbox.launcher_driver import pinned_image, require_a_sandbox, uids_
 
 FIRST_UID = 64_600
 SOON_S = 60.0
+PROCESSES_LAID = 3
+"""Bubblewrap, the first process of the sandbox, and the starter."""
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +71,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(image: Path, *, canaries: int = 1, grace: float = 10.0, **more: Any) -> AsyncIterator[Scene]:
+async def scene(
+    image: Path, *, canaries: int = 1, grace: float = 10.0, ahead: bool = False, **more: Any
+) -> AsyncIterator[Scene]:
+    """Have a supervisor; what is laid ahead would be taken for what is left of runs, so that it is only where asked."""
     prefix = a_prefix()
-    settings = SandboxSettings(image.parent, prefix, slots=2, first_uid=FIRST_UID, retry_first_s=0.1, **more)
+    settings = SandboxSettings(
+        image.parent, prefix, slots=2, first_uid=FIRST_UID, retry_first_s=0.1, ahead=ahead, **more
+    )
     settings = settings.on(Machine())
     place = SandboxPlace.of(settings)
     body = partial(sandbox, place=place, settings=settings, canaries=CANARIES[:canaries])
@@ -151,9 +158,35 @@ async def test_nothing_grows_with_runs(image: Path) -> None:
         assert here.groups == ()
 
 
-async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(image: Path) -> None:
+async def test_what_is_laid_ahead_is_one_sandbox_a_slot_and_is_what_is_given_out(image: Path) -> None:
+    async with scene(image, canaries=len(CANARIES), ahead=True) as here:
+        launcher = psutil.Process(here.place.pid)
+
+        async def laid() -> tuple[int, int, int, int]:
+            with trio.fail_after(SOON_S):
+                while len(uids_alive(FIRST_UID)) != 2 * PROCESSES_LAID:  # noqa: ASYNC110 - of other processes
+                    await trio.sleep(0.01)
+            await trio.sleep(0.05)
+            return len(descriptors()), launcher.num_fds(), len(launcher.children(recursive=True)), len(here.groups)
+
+        before = await laid()
+        assert before[3] == 2
+        for _ in range(6):
+            result = await here.run("console.log(process.pid)")
+            assert (result.stdout.kept, result.laid_ahead) == (b"2\n", True)
+            assert result.cleanup.verified
+            assert await laid() == before
+        other = [await here.run("0", disk_bytes=2**21) for _ in range(6)]
+        assert [each.laid_ahead for each in other] == [False] * 2 + [True] * 4
+        assert await laid() == before
+    assert here.groups == ()
+    assert uids_alive(FIRST_UID) == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(image: Path, ahead: bool) -> None:
     runs = Runs()
-    async with scene(image) as here:
+    async with scene(image, ahead=ahead) as here:
         async with trio.open_nursery() as nursery:
 
             async def lose() -> None:
@@ -166,8 +199,8 @@ async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(
             assert uids_alive(FIRST_UID)
             os.kill(here.place.pid or 0, signal.SIGKILL)
             await nobody_left()
-        await here.open(starts=2)
         assert here.groups == ()
+        await here.open(starts=2)
         assert (await here.run("console.log(1)")).stdout.kept == b"1\n"
 
 

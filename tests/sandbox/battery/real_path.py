@@ -62,8 +62,11 @@ class Sandbox:
         assert (run.released, run.clean) == (True, True)
         return result
 
-    def begin(self, case: Case, *, slot: int = 0, program: bytes | None = None) -> Run:
-        """Return the run of a case, which has yet to live; under its own filter unless another is given."""
+    def begin(self, case: Case, *, slot: int = 0, program: bytes | None = None, again: bool = False) -> Run:
+        """Return the run of a case, which has yet to live; under its own filter unless another is given.
+
+        `again` has another sandbox laid ahead when it is over.
+        """
         self._runs += 1
         command = Command(
             run=f"run{self._runs}",
@@ -75,7 +78,7 @@ class Sandbox:
         )
         if program is None:
             program = load_filter(platform.machine(), single=case.limits.single).program
-        return Run(command, slot, self.link, program, setup_s=self.settings.setup_s, end_s=self.settings.end_s)
+        return Run(command, slot, self.link, program, self.settings.setup_s, self.settings.end_s, again)
 
     @property
     def users(self) -> range:
