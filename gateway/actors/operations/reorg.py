@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -33,11 +34,15 @@ WATCH_BLOCKS = 64
 WATCH_MS = 30 * 60 * 1000
 
 RECENT = """
-    SELECT operation_id, epoch, sealed_payment, transaction_hash, block_number, block_hash, receipt, ended_at
+    SELECT operation_id, epoch, transaction_hash, block_number, block_hash, ended_at
     FROM operations
     WHERE ended_at IS NOT NULL AND ended_at > :since
         AND receipt IS NOT NULL AND settlement = 'settled' AND network = :network AND asset = :asset
     ORDER BY ended_at DESC LIMIT 10000
+"""
+SOLD = """
+    SELECT sealed_payment, receipt FROM operations
+    WHERE operation_id = :operation_id AND sealed_payment IS NOT NULL AND receipt IS NOT NULL
 """
 LAST_END = "SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL"
 LOOK_BACK_MS = 60_000
@@ -46,13 +51,22 @@ LOOK_BACK_MS = 60_000
 
 @attrs.define
 class Watched:
-    """A settled payment whose block may still go away; `missing` once it has."""
+    """A settled payment whose block may still go away; `missing` once it has.
+
+    There are many and none of them goes: what was paid with and receipted is read from the store when one does.
+    """
 
     owner: rows.Owner
-    payment: Payment = attrs.field(repr=False)
     settled: rows.Settled
-    receipt: Mapping[str, Any] = attrs.field(repr=False)
     missing: bool = False
+
+
+@attrs.frozen
+class Sold:
+    """What a missing settlement had paid, and how it was receipted."""
+
+    payment: Payment = attrs.field(repr=False)
+    receipt: Mapping[str, Any] = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)
@@ -72,8 +86,8 @@ class Watch:
         """Watch a life that has just settled here."""
         if self.read_to is None:
             return
-        if life.payment is not None and life.settled_in is not None and life.receipt is not None:
-            self.watched[life.operation_id] = Watched(life.owner, life.payment, life.settled_in, life.receipt)
+        if life.settled_in is not None:
+            self.watched[life.operation_id] = Watched(life.owner, life.settled_in)
 
     def leave(self) -> None:
         """Let another node watch."""
@@ -99,16 +113,10 @@ class Watch:
         around, asset = self.around, self.around.asset
         found = await around.store.fetch(RECENT, {"since": since, "network": asset.network, "asset": asset.address})
         self.read_to = max([self.read_to or since, *(int(ended_at or 0) for *_, ended_at in found)])
-        for operation_id, epoch, sealed, transaction, number, block_hash, receipt, _ in found:
+        for operation_id, epoch, transaction, number, block_hash, _ in found:
             owner = rows.Owner(str(operation_id), around.node, int(epoch or 0))
-            if not isinstance(sealed, bytes) or owner.operation_id in self.watched:
-                continue
-            try:
-                payment = Payment.load(around.seal.unwrap(owner.operation_id, sealed))
-            except SealBroken:
-                continue
             settled = rows.Settled(str(transaction), int(number or 0), str(block_hash))
-            self.watched[owner.operation_id] = Watched(owner, payment, settled, orjson.loads(str(receipt)))
+            self.watched.setdefault(owner.operation_id, Watched(owner, settled))
 
     async def check(self) -> None:
         """Look whether the blocks of the watched transactions still stand: one question a block while they do.
@@ -143,36 +151,52 @@ class Watch:
             each.missing = False
             return
         each.missing = True
-        sighting = await self._look(each)
+        sold = await self._sold(each)
+        if sold is None:
+            await self._alarm(
+                each, "a reorganisation took the settled transaction, and its payment cannot be read here"
+            )
+            return
+        sighting = await self._look(each, sold)
         if sighting.standing is Standing.UNUSED:
             log.warning(
                 "settlement_reorganised", operation_id=each.owner.operation_id, transaction=each.settled.transaction
             )
-            message = Settle(each.payment)
+            message = Settle(sold.payment)
             submission = await desk(self.around).ask(message, within=self.around.settle_timeout_s + 5)
-            sighting = await self._look(each, *([submission.transaction] if submission.transaction else []))
-        await self._record(each, sighting)
+            sighting = await self._look(each, sold, *([submission.transaction] if submission.transaction else []))
+        await self._record(each, sold, sighting)
 
-    async def _look(self, each: Watched, *hints: str) -> Sighting:
-        return await desk(self.around).ask(Look(each.payment, each.settled.block_number, hints), within=60)
+    async def _sold(self, each: Watched) -> Sold | None:
+        """Return what the store has of it; None where that is gone, or this node cannot open it."""
+        operation_id = each.owner.operation_id
+        for sealed, receipt in await self.around.store.fetch(SOLD, {"operation_id": operation_id}):
+            if isinstance(sealed, bytes):
+                with suppress(SealBroken):
+                    payment = Payment.load(self.around.seal.unwrap(operation_id, sealed))
+                    return Sold(payment, orjson.loads(str(receipt)))
+        return None
 
-    async def _record(self, each: Watched, sighting: Sighting) -> None:
+    async def _look(self, each: Watched, sold: Sold, *hints: str) -> Sighting:
+        return await desk(self.around).ask(Look(sold.payment, each.settled.block_number, hints), within=60)
+
+    async def _record(self, each: Watched, sold: Sold, sighting: Sighting) -> None:
         match sighting.standing:
             case Standing.PAID:
                 settled = settled_in(sighting)
-                receipt = signed_anew(each.receipt, settled, self.around.signer)
+                receipt = signed_anew(sold.receipt, settled, self.around.signer)
                 step = rows.resettle(each.owner, receipt_json=orjson.dumps(receipt).decode(), settled=settled)
                 await self._commit(each, step, State.SETTLED, "settled again after a reorganisation")
-                each.settled, each.receipt, each.missing = settled, receipt, False
+                each.settled, each.missing = settled, False
             case Standing.EXPIRED | Standing.CANCELLED:
                 await self._alarm(each, "a reorganisation took the settled transaction, and the authorization is dead")
-            case Standing.UNTRACED if self._long_dead(each):
+            case Standing.UNTRACED if self._long_dead(sold.payment):
                 await self._alarm(each, "a reorganisation took the settled transaction, and no other can be found")
             case _:
                 return
 
-    def _long_dead(self, each: Watched) -> bool:
-        return self.around.clock_ms() // 1000 >= each.payment.valid_before + UNTRACED_PATIENCE_S
+    def _long_dead(self, payment: Payment) -> bool:
+        return self.around.clock_ms() // 1000 >= payment.valid_before + UNTRACED_PATIENCE_S
 
     async def _alarm(self, each: Watched, why: str) -> None:
         log.error("settlement_lost", operation_id=each.owner.operation_id, why=why)

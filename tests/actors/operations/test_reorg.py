@@ -70,6 +70,19 @@ async def test_a_payment_that_is_lost_for_good_is_told_to_the_operator_and_the_r
         assert (await node.history(await node.only("operation_id")))[-1] == "needs_operator"
 
 
+async def test_a_payment_that_is_lost_and_cannot_be_read_is_told_to_the_operator(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    async with scene.node() as node:
+        await node.call(order(paid_by=paid_by))
+        await node.store.commit(Statement("UPDATE operations SET sealed_payment = :odd", {"odd": b"nothing to open"}))
+        scene.chain.reorganise(paid_by)
+        await until(lambda: alarmed(node))
+        assert "cannot be read" in await node.only("failure_detail")
+    assert len(scene.chain.submitted) == 1
+
+
 async def alarmed(node: Node) -> bool:
     return bool(await node.only("failure_code") == "operator_needed")
 
