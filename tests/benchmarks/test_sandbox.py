@@ -25,7 +25,7 @@ import pytest
 
 from gateway.sandbox.cgroups import find
 from gateway.sandbox.image_lock import load_lock
-from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Ready, Release, Spawn
+from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Lay, Ready, Release, Spawn
 from gateway.sandbox.seccomp import load_filter
 from gateway.world.world import World, world_in_thread
 from tests.benchmarks.paid_runs import Bought, Seller, stopwatch
@@ -38,6 +38,8 @@ Other = TypeVar("Other")
 COMMAND = ("node", "-e", "0")
 BODY = {"command": list(COMMAND)}
 PAIRS = 40
+BETWEEN_RUNS_S = 0.05
+"""A node settles and keeps meanwhile, and the launcher lays the next sandbox."""
 LAUNCHER_BAR, PAID_BAR = 1.2, 1.5
 MORE_CONNECTIONS = 4
 BEFORE_COUNTING = 10
@@ -102,17 +104,20 @@ class Steps:
         return self.set_up + self.run + self.clear
 
 
-def by_launcher(driver: Driver, program: bytes) -> Steps:
-    """Make a run; its descriptors are made before the clock starts."""
+def by_launcher(driver: Driver, program: bytes, *, ahead: bool | None) -> Steps:
+    """Make a run; its descriptors are made before the clock starts.
+
+    It has to be, or not to be, in a sandbox that was laid `ahead`; None: as it comes.
+    """
     name, nothing, (reads, writes) = f"run-{secrets.token_hex(4)}", os.open("/dev/null", os.O_RDWR), os.pipe()
     files = []
     for content in (b"".join(each.encode() + b"\0" for each in COMMAND), program):
         files.append(os.memfd_create("given"))
         os.pwrite(files[-1], content, 0)
     began = time.perf_counter()
-    driver.say(Spawn(name, 0, ROOMY), [nothing, writes, writes, *files])
+    driver.say(Spawn(name, 0, ROOMY, again=ahead is not False), [nothing, writes, writes, *files])
     os.close(writes)
-    _, directories = driver.expect(Ready, name)
+    ready, directories = driver.expect(Ready, name)
     held = time.perf_counter()
     driver.say(Release(name))
     said = os.read(reads, 1)
@@ -124,17 +129,31 @@ def by_launcher(driver: Driver, program: bytes) -> Steps:
     cleared, _ = driver.expect(Cleared, name)
     gone = time.perf_counter()
     assert (said, ended.exit_code, ended.processes, cleared.mounts, cleared.cgroups) == (b"", 0, 0, 0, 0)
+    assert ahead is None or ready.ahead is ahead
     return Steps(held - began, over - held, gone - over, ended.wall_us / 1e6)
 
 
 @pytest.mark.benchmark
-def test_the_launcher_beside_bare_node(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("ahead", [True, False], ids=["laid ahead", "set up when asked for"])
+def test_the_launcher_beside_bare_node(image: Path, ahead: bool, capsys: pytest.CaptureFixture[str]) -> None:
     program = load_filter(platform.machine(), single=False).program
+
+    def sandboxed() -> Steps:
+        pause(BETWEEN_RUNS_S)
+        return by_launcher(driver, program, ahead=ahead)
+
+    def floored() -> float:
+        pause(BETWEEN_RUNS_S)
+        return bare(image)
+
     with launcher(image) as driver:
-        by_launcher(driver, program)
+        by_launcher(driver, program, ahead=False)
+        if ahead:
+            _lay(driver, program)
+        sandboxed()
         bare(image)
         before = _spent(driver.process.pid)
-        ours, floor = in_turns(lambda: by_launcher(driver, program), lambda: bare(image))
+        ours, floor = in_turns(sandboxed, floored)
         pause(0.05)  # what a process has used is told once it has been reaped
         used = [(now - then) / PAIRS * 1e3 for now, then in zip(_spent(driver.process.pid), before, strict=True)]
     whole = [each.whole / least for each, least in zip(ours, floor, strict=True)]
@@ -146,6 +165,32 @@ def test_the_launcher_beside_bare_node(image: Path, capsys: pytest.CaptureFixtur
         print(f"set_up and wall: {compared(held, LAUNCHER_BAR)}")
         print(f"launcher: {told([each.whole for each in ours])}; {compared(whole, LAUNCHER_BAR)}")
         print(f"CPU of all processes: {used[0]:.1f} ms a run, bare {used[1]:.1f}; ratio {used[0] / used[1]:.2f}")
+
+
+@pytest.mark.benchmark
+def test_runs_that_come_straight_one_after_another(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = load_filter(platform.machine(), single=False).program
+    with launcher(image) as driver, launcher(image) as other:
+        _lay(driver, program)
+        laid, plain = in_turns(
+            lambda: [by_launcher(driver, program, ahead=None) for _ in range(5)][1:],
+            lambda: [by_launcher(other, program, ahead=False) for _ in range(5)][1:],
+        )
+    with capsys.disabled():
+        print(f"\nload {os.getloadavg()[0]:.2f}")
+        for name, found in (("laid ahead", laid), ("set up when asked for", plain)):
+            every = [each for some in found for each in some]
+            print(
+                f"{name}: set_up {told([each.set_up for each in every])}; whole {told([each.whole for each in every])}"
+            )
+
+
+def _lay(driver: Driver, program: bytes) -> None:
+    file = os.memfd_create("filter")
+    os.pwrite(file, program, 0)
+    driver.say(Lay(ROOMY), [file])
+    os.close(file)
+    pause(0.2)
 
 
 def _spent(launcher: int) -> tuple[float, float]:

@@ -68,6 +68,24 @@ def processes_of(users: range, *, zombies: bool = True) -> dict[int, str]:
     return found
 
 
+def waits(pid: int) -> bool:
+    """Return whether a process is a starter that has not become a command yet."""
+    try:
+        return str((PROC / str(pid) / "exe").readlink()).startswith("/memfd:starter")
+    except GONE:
+        return False
+
+
+def group_of(pid: int, prefix: str) -> str:
+    """Return the name of the group with this prefix that a process is in, empty where there is none."""
+    with suppress(*GONE):
+        for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
+            name = line.rpartition("/")[2]
+            if name.startswith(prefix):
+                return name
+    return ""
+
+
 def groups(prefix: str) -> list[str]:
     """Return the directories of groups whose name begins so."""
     return [f"{at}/{name}" for at, names, _ in os.walk(CGROUPS) for name in names if name.startswith(prefix)]

@@ -121,37 +121,55 @@ class SandboxNode:
         return range(self.first_uid, self.first_uid + SLOTS)
 
     def processes(self) -> dict[int, str]:
-        """Return the processes of its runs, but for those that are dead and were left to the machine to be reaped."""
+        """Return the processes of its sandboxes, but for the dead that were left to the machine to be reaped."""
         return outside.processes_of(self.users, zombies=False)
+
+    def of_runs(self) -> dict[int, str]:
+        """Return those of its runs: not those of a sandbox that waits, for a run or for the order of one."""
+        laid = self.laid()
+        return {pid: name for pid, name in self.processes().items() if outside.group_of(pid, self.prefix) not in laid}
+
+    def laid(self) -> set[str]:
+        """Return the names of the groups of sandboxes that wait."""
+        return {outside.group_of(pid, self.prefix) for pid in self.processes() if outside.waits(pid)} - {""}
+
+    @property
+    def prefix(self) -> str:
+        return prefix_of(load(self.node.config, {}))
 
     def unreaped(self) -> dict[int, str]:
         """Return the processes of its runs, those too that are dead and wait to be reaped."""
         return outside.processes_of(self.users)
 
-    def leavings(self) -> list[object]:
-        """Return the processes and the groups of its runs."""
-        return [*self.processes().items(), *outside.groups(prefix_of(load(self.node.config, {})))]
+    def leavings(self, *, but_laid: bool) -> list[object]:
+        """Return the processes and the groups of its sandboxes, but for those that wait if so."""
+        laid = self.laid() if but_laid else set()
+        found = [each for each in outside.groups(self.prefix) if Path(each).name not in laid]
+        return [*(self.of_runs() if but_laid else self.processes()).items(), *found]
 
     async def until_running(self) -> None:
         """Wait until the command of a run is executed: `node` beside the sandbox's own processes."""
         for _ in range(2000):
-            if any(name.startswith(("node", "MainThread")) for name in self.processes().values()):
+            if any(name.startswith(("node", "MainThread")) for name in self.of_runs().values()):
                 return
             await trio.sleep(0.005)
         raise AssertionError(f"no command runs: {self.processes()}")
 
-    async def until_nothing_is_left(self, within: float) -> None:
-        """Wait until no process and no group of its runs is left, and no longer than so many seconds."""
+    async def until_nothing_is_left(self, within: float, *, but_laid: bool = False) -> None:
+        """Wait until no process and no group of its sandboxes is left, and no longer than so many seconds.
+
+        With `but_laid` those may stand that wait for the next run, which a node has that lives.
+        """
         until = trio.current_time() + within
         while True:
-            seen, left = trio.current_time(), self.leavings()
+            seen, left = trio.current_time(), self.leavings(but_laid=but_laid)
             if not left:
                 return
             assert seen < until, f"after {within:g} s there is still {left}"
             await trio.sleep(0.01)
 
     def kill_bubblewrap(self) -> None:
-        """Kill every bubblewrap of its runs."""
+        """Kill every bubblewrap of its sandboxes."""
         found = [pid for pid, name in self.processes().items() if name == "bwrap"]
         assert found, self.processes()
         for each in found:

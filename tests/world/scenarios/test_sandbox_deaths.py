@@ -119,7 +119,7 @@ class Scene:
         (transfer,) = await self.shop.transfers(self.payer)
         assert transfer.value == SHORT
         assert transfer.transaction == served.json()["receipt"]["settlement"]["transaction"]
-        await self.mortal.until_nothing_is_left(LEFT_S)
+        await self.mortal.until_nothing_is_left(LEFT_S, but_laid=True)
         return served
 
     async def is_burned(self, purchase: Purchase) -> None:
@@ -238,7 +238,7 @@ async def test_the_limit_of_time_holds_while_the_node_stands_still(scene: Scene)
         await scene.mortal.until_running()
         with stopped(scene.mortal.node.pid):
             await trio.sleep(1.5)
-            assert scene.mortal.processes() == {}
+            assert scene.mortal.of_runs() == {}
     (answer,) = answers
     assert answer.json()["output"]["outcome"] == "wall_limit"
     assert 600 <= answer.json()["execution"]["usage"]["wallMs"] < 1_200
@@ -329,7 +329,7 @@ async def test_a_run_whose_bubblewrap_died_before_it_was_let_go_is_sold(scene: S
                 while_the_node_stands_still.enter_context(stopped(scene.mortal.node.pid))
             await until_held(scene)
             scene.mortal.kill_bubblewrap()
-            await scene.mortal.until_nothing_is_left(LEFT_S)
+            await scene.mortal.until_nothing_is_left(LEFT_S, but_laid=True)
             went_on = trio.current_time()
     assert trio.current_time() - went_on < TOLD_S
     (answer,) = answers
@@ -369,9 +369,9 @@ async def test_a_run_whose_bubblewrap_is_killed_may_have_been_and_the_sandbox_st
     purchase, launcher = await scene.order(LONG), await scene.launcher()
     async with scene.in_flight(purchase) as answers:
         await scene.mortal.until_running()
-        monitor, init = sorted(pid for pid, name in scene.mortal.processes().items() if name == "bwrap")
+        monitor, init = sorted(pid for pid, name in scene.mortal.of_runs().items() if name == "bwrap")
         os.kill(monitor if which == "monitor" else init, signal.SIGKILL)
-        await scene.mortal.until_nothing_is_left(LEFT_S)
+        await scene.mortal.until_nothing_is_left(LEFT_S, but_laid=True)
     (answer,) = answers
     assert (answer.status_code, answer.json()["code"]) == (409, "execution_reconciliation"), answer.text
     await scene.is_burned(purchase)

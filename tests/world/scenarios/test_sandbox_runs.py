@@ -497,7 +497,7 @@ async def test_a_run_whose_caller_leaves_is_completed_and_replayed(
 async def test_nothing_is_left_of_any_run_and_the_books_are_even(
     shop: Shop, seller: SandboxNode, customer: httpx.AsyncClient
 ) -> None:
-    await seller.until_nothing_is_left(1)
+    await seller.until_nothing_is_left(1, but_laid=True)
     assert seller.node.defects() == []
     ended = await seller.ended(customer)
     ((settled,),) = seller.node.select("SELECT COUNT(*) FROM operations WHERE settlement = 'settled'")
