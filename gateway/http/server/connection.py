@@ -207,15 +207,20 @@ class Connection:
                 return
 
     async def _receive(self) -> bytes:
+        """Return what has come, b"" at its end; trio's stream would look for it once more before it waits."""
         if self._input_ended:
             await self._watch()
         if self._phase is Phase.BUSY and self._protocol.kept > _KEPT:
             await trio.sleep_forever()
-        try:
-            return bytes(await self._stream.receive_some(_READ))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._gone = True
-            return b""
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+                return self._socket.recv(_READ)
+            except BlockingIOError:
+                continue
+            except (OSError, trio.ClosedResourceError):
+                self._gone = True
+                return b""
 
     async def _watch(self) -> None:
         """Wait beside the application for news of a client that has finished sending.
