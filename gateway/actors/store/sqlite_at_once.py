@@ -55,7 +55,7 @@ class AtOnce:
 
     def store(self, step: Step) -> Result | None:
         """Store a relaxed step past the queue; None where it was not, and is for the queue."""
-        results = None if self.crowded else self.store_together([step])
+        results = None if self.crowded or self._left else self.store_together([step])
         return None if results is None else results[0]
 
     def store_together(self, steps: Sequence[Step]) -> list[Result] | None:

@@ -61,8 +61,14 @@ def count(name: str, n: int = 1) -> Statement:
     return Statement("INSERT INTO counters VALUES (:name, :n)", {"name": name, "n": n})
 
 
-def many(names: str, at_once: AtOnce) -> list[Result | None]:
-    return [at_once.store([count(f"{names} {number}")]) for number in range(IN_A_ROW + FOR_THE_THREAD)]
+def queued(at_once: AtOnce, step: Step) -> list[Result] | None:
+    """Store a step past the queue or, where it is not, through it; None where it is for the thread."""
+    result = at_once.store(step)
+    return at_once.store_together([step]) if result is None else [result]
+
+
+def many(names: str, at_once: AtOnce) -> list[list[Result] | None]:
+    return [queued(at_once, [count(f"{names} {number}")]) for number in range(IN_A_ROW + FOR_THE_THREAD)]
 
 
 def test_a_step_is_stored(at_once: AtOnce, writer: Writer) -> None:
@@ -108,6 +114,13 @@ def test_the_thread_gets_some_of_many(at_once: AtOnce) -> None:
     assert apart[1] == apart[0] + 1
 
 
+def test_what_finds_the_queue_closed_to_the_loop_leaves_it_so(at_once: AtOnce) -> None:
+    assert None not in [at_once.store([count(f"some {number}")]) for number in range(IN_A_ROW)]
+    assert [at_once.store([count("a")]) for _ in range(IN_A_ROW)] == [None] * IN_A_ROW
+    assert [at_once.store_together([[count("a")]]) for _ in range(FOR_THE_THREAD)] == [None] * FOR_THE_THREAD
+    assert at_once.store([count("a")]) == [[]]
+
+
 def test_the_log_is_left_for_the_thread_to_checkpoint(
     at_once: AtOnce, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +140,7 @@ def test_another_programs_lock_is_not_waited_for(at_once: AtOnce, writer: Writer
     with closing(sqlite3.connect(writer._file.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert at_once.store([count("a")]) is None
-        assert at_once.store([count("a")]) is None  # it is not tried again: the thread is to wait for the lock
+        assert at_once.store_together([[count("a")]]) is None  # it is not tried: the thread is to wait for the lock
         other.execute("ROLLBACK")
     assert at_once.store([count("a")]) == [[]]
 
@@ -253,6 +266,27 @@ class TestInAStore:
                     nursery.start_soon(partial(store.commit, count(f"a {number}"), relaxed=True))
             assert await store.fetch("SELECT count(*) FROM counters") == [(MOST_TOGETHER,)]
         assert threads == [True]
+
+    async def test_the_thread_gets_as_many_lone_steps_as_it_is_to_have(
+        self, tmp_path: Path, migrations: Path, threads: list[bool]
+    ) -> None:
+        path = tmp_path / "gateway.db"
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            for number in range(IN_A_ROW + FOR_THE_THREAD + 1):
+                await store.commit(count(f"a {number}"), relaxed=True)
+        assert threads == [*[True] * IN_A_ROW, *[False] * FOR_THE_THREAD, True]
+
+    async def test_steps_that_come_at_the_same_time_leave_the_thread_its_turn(
+        self, tmp_path: Path, migrations: Path, threads: list[bool]
+    ) -> None:
+        path = tmp_path / "gateway.db"
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            for number in range(IN_A_ROW):
+                await store.commit(count(f"a {number}"), relaxed=True)
+            async with trio.open_nursery() as nursery:
+                for number in range(FOR_THE_THREAD + 1):
+                    nursery.start_soon(partial(store.commit, count(f"b {number}"), relaxed=True))
+        assert threads == [*[True] * IN_A_ROW, False]
 
     async def test_a_conflict_is_raised_in_the_asker(self, tmp_path: Path, migrations: Path) -> None:
         path = tmp_path / "gateway.db"
