@@ -2,8 +2,8 @@
 
 What may wait is left to the writer's thread: the lock of another program, the copying of the log into the file and the
 flush that its restart takes, a connection that must be opened again, large values, many steps.  A file that keeps the
-loop waiting all the same is written to from the thread for a while.  Steps that come together go through the writer's
-queue, from where they share a transaction.
+loop waiting all the same, or fails, is written to from the thread for a while.  Steps that come together go through the
+writer's queue, from where they share a transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALONE = 32
 """How often a step must have come through the queue alone, after some came together, until one goes past it."""
 SLOW_S = 0.1
 REST_S = 5.0
-"""How long the thread gets all steps after one took longer than `SLOW_S`."""
+"""How long the thread gets all steps after one took longer than `SLOW_S`, or the file failed."""
 
 _LOCKED = Failure(Reason.LOCKED)
 _log = logging.getLogger(__name__)
@@ -69,9 +69,10 @@ class AtOnce:
             _log.exception("a step could not be stored at once")
             return [Failure(Reason.CRASHED, uncertain=True)] * len(steps)
         ended = self.clock()
-        if ended - began > SLOW_S:
+        locked = all(each == _LOCKED for each in results)
+        if ended - began > SLOW_S or (not locked and any(isinstance(each, Failure) for each in results)):
             self._not_before = ended + REST_S
-        if all(each == _LOCKED for each in results):
+        if locked:
             self._left = max(self._left, 1)  # for who waits for the lock
             return None
         return results

@@ -163,6 +163,19 @@ def test_a_file_that_was_slow_is_for_the_thread_a_while(
     assert at_once.store([count("a")]) == [[]]
 
 
+def test_a_file_that_failed_is_for_the_thread_a_while(
+    at_once: AtOnce, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Failure(Reason.DISK_FULL)
+    with monkeypatch.context() as failing:
+        failing.setattr(Writer, "run_at_once", lambda *_: [[[]], full])
+        assert at_once.store_together([[count("a")], [count("b")]]) == [[[]], full]
+    clock.now += REST_S * 0.99
+    assert at_once.store([count("a")]) is None
+    clock.now += REST_S * 0.02
+    assert at_once.store([count("a")]) == [[]]
+
+
 def test_steps_that_come_together_are_for_the_queue(at_once: AtOnce) -> None:
     at_once.came(2)
     for _ in range(ALONE):
