@@ -17,7 +17,7 @@ from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ref
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.settlement import Sighting
-from gateway.actors.store import Conflict, Engine, Statement
+from gateway.actors.store import Conflict, Engine, Statement, StoreUncertain
 from gateway.errors import GatewayError, OperationInProgress, SettlementPending, StoreUnavailable
 from gateway.registry.execution import Family, Served
 from gateway.registry.operation import Operation
@@ -78,6 +78,7 @@ class Life:
         over: its end is durable.
         taken: another owner has taken it on.
         claim: the statements of its claim, where the first durable step takes them along (`over`: if that is its end).
+        unsure: a step was tried of which nobody knows whether it was stored.
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
         running: the scope of its execution, while that runs.
@@ -113,6 +114,7 @@ class Life:
     over: bool = False
     taken: bool = False
     claim: ClaimLater | None = attrs.field(default=None, repr=False)
+    unsure: bool = False
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
     running: trio.CancelScope | None = None
@@ -188,7 +190,10 @@ class Life:
             return Elsewhere(operation_id=self.operation_id, retry_after=RETRY_AFTER_S)
         if self.may_have_settled:
             return self.unfinished()
-        then = "it is taken on again by itself" if self.claim is None else "nothing of it was stored"
+        if self.claim is None:
+            then = "it is taken on again by itself"
+        else:
+            then = "nobody knows whether it was stored" if self.unsure else "nothing of it was stored"
         return StoreUnavailable(
             f"the operation could not be carried on here; {then}",
             operation_id=self.operation_id,
@@ -220,11 +225,16 @@ async def write(life: Life, around: Surroundings, state: State, *statements: Sta
             await around.store.commit(*claimed, *statements, *told, relaxed=relaxed)
             break
         except Conflict as conflict:
-            if await _stands(life, around, state):
+            stands = await _stands(life, around)
+            if stands is state:
                 break
+            if life.claim is not None and stands is State.CLAIMED:
+                life.claim, claimed = None, ()  # an earlier step took it along, whose answer was lost
+                continue
             life.taken = True
             raise Abandoned("another owner has taken the operation on") from conflict
         except StoreUnavailable as error:
+            life.unsure |= isinstance(error, StoreUncertain)
             if trio.current_time() >= gives_up or around.draining.is_set():
                 raise Abandoned(f"the store is unavailable: {error.detail}") from error
             await trio.sleep(pause)
@@ -234,16 +244,16 @@ async def write(life: Life, around: Surroundings, state: State, *statements: Sta
     life.told.clear()
 
 
-async def _stands(life: Life, around: Surroundings, state: State) -> bool:
-    """Return True if the step that conflicts is our own, committed by a try whose answer was lost."""
+async def _stands(life: Life, around: Surroundings) -> State | None:
+    """Return the state of what conflicts where it is our own, of a try whose answer was lost; else None."""
     try:
         found = await around.store.fetch(
-            "SELECT state, epoch FROM operations WHERE operation_id = :operation_id",
-            {"operation_id": life.operation_id},
+            "SELECT state FROM operations WHERE operation_id = :operation_id AND epoch = :epoch",
+            {"operation_id": life.operation_id, "epoch": life.owner.epoch},
         )
     except StoreUnavailable as error:
         raise Abandoned(f"the store cannot be read: {error.detail}") from error
-    return found == [(state.value, life.owner.epoch)]
+    return State(str(found[0][0])) if found else None
 
 
 async def pause(around: Surroundings, seconds: float) -> None:

@@ -328,6 +328,33 @@ async def test_who_waits_for_a_late_claim_that_cannot_be_stored_is_told_that_not
         assert isinstance(await node.call(order(fresh=True)), Ended)
 
 
+async def test_who_waits_for_a_late_claim_is_told_where_nobody_knows_whether_it_was_stored(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node(store_faults=["lost"]) as node:
+        node.store.full = lambda _: len(node.store.relaxed) > 1
+        with pytest.raises(StoreUnavailable, match="nobody knows"):
+            await node.call(order(fresh=True))
+        assert await node.only("state") == "receipted"
+
+
+async def test_a_late_claim_that_was_stored_though_its_answer_was_lost_is_not_stored_again(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    """What must run once was not begun for want of an answer, and its end finds the claim there: no other's."""
+    free_once = attrs.evolve(ONCE, paid=False, price=lambda _: 0)
+    made = order(what=free_once, fresh=True)
+    async with scene.node(table={free_once.id: free_once}, store_faults=["lost"]) as node:
+        node.store.full = lambda _: len(node.store.relaxed) > 1 and trio.current_time() < free_once.deadline_s + 1
+        with pytest.raises(ExecutorFailed) as caught:
+            await node.call(made)
+        assert await node.only("operation_id", "state", "epoch") == (caught.value.operation_id, "failed", 1)
+        assert await node.history(await node.only("operation_id")) == ["claimed", "executing", "failed"]
+        assert not scene.executor.runs
+        assert isinstance(await node.call(attrs.evolve(made, fresh=False)), Ended)
+    assert len(scene.executor.runs) == 1
+
+
 async def conflicts(store: Store, step: Sequence[Statement], at: list[int]) -> None:
     """Commit a step; note the number of the statement that had a conflict."""
     try:
