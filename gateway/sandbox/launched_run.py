@@ -96,9 +96,10 @@ class LaunchedRun:
         self._order = starter.order(self._command)
         for each in streams:
             self._streams.append(os.dup(each))
-            # So that it can open them by name (`/dev/stdin`); nothing else is its own.
             if self._user is not None and stat.S_ISFIFO(os.fstat(each).st_mode):
-                os.fchown(each, self._user, self._user)
+                # So that it can open them by name (`/dev/stdin`), where root may do that; nothing else is its own.
+                with contextlib.suppress(OSError):
+                    os.fchown(each, self._user, self._user)
 
     def _held(self) -> None:
         if self._sandbox.group is not None:

@@ -30,7 +30,7 @@ def test_nothing_that_is_written_can_be_executed_and_proc_tells_of_its_own_alone
     for place, access in (("/scratch", "rw"), ("/out", "rw"), ("/proc", "ro")):
         assert f"{access},nosuid,nodev,noexec" in mounts[place]
     assert "subset=pid" in mounts["/proc"]
-    assert {each.name for each in Path(f"/proc/{pid}/root/proc").iterdir()} == {"1", "self", "thread-self"}
+    assert {each.name for each in Path(f"/proc/{pid}/root/proc").iterdir()} == {"1", "2", "self", "thread-self"}
     driver.stop(run)
     driver.failed(run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from gateway.sandbox.launched_run import LONGEST_COMMAND, read_command
 from gateway.sandbox.launcher_messages import Clear
+from gateway.sandbox.outside_check import status_of
 from tests.sandbox.in_groups import eventually
-from tests.sandbox.launcher_driver import Driver, Run
+from tests.sandbox.launcher_driver import Driver, Run, uids_alive
 
 FOREVER = ["node", "-e", "setInterval(() => {}, 1000); console.log('there')"]
 
@@ -100,3 +102,15 @@ def test_a_command_s_pipes_are_its_user_s_and_what_is_no_pipe_stays_whose_it_was
     assert driver.run(["node", "-e", script], stdin=b"given", slot=1).stdout == b"given"
     after = Path("/dev/null").stat()
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid) == (0, 0)
+
+
+def test_one_whose_starter_is_gone_at_its_release_never_ran(driver: Driver) -> None:
+    run = driver.spawn(["node", "-e", "console.log('there')"])
+    pids = sorted(uids_alive(), key=lambda pid: len(status_of(pid)["NSpid"].split()))
+    outer, starter = pids[0], next(pid for pid in pids if status_of(pid)["NSpid"].split()[1:] == ["2"])
+    os.kill(outer, signal.SIGSTOP)  # so that it does not tell of it
+    os.kill(starter, signal.SIGKILL)
+    assert eventually(lambda: starter not in uids_alive())
+    driver.release(run)
+    failed = driver.failed(run)
+    assert (failed.reason, failed.left, run.stdout) == ("sandbox.starter_gone", None, b"")

@@ -26,7 +26,7 @@ from tests.sandbox.in_groups import descriptors, unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 MACHINES = ("x86_64", "aarch64")
-UNEXPECTED, NOT_EXECUTED = 125, 126
+FORGOTTEN, NOT_EXECUTED = 125, 126
 
 
 @attrs.define(eq=False)
@@ -141,7 +141,7 @@ def test_the_sources_have_the_numbers_that_it_is_started_with() -> None:
         told = {source[at + 1].rstrip(","): int(source[at + 2], 0) for at, word in enumerate(source) if word == ".set"}
         assert (told["IMAGE"], told["ORDERS"], told["BLOCK"]) == (STARTER_AT, ORDERS_AT, BLOCK)
         assert bytes([told["HERE"]]) == starter.HERE
-        assert (told["UNEXPECTED"], told["NOT_EXECUTED"]) == (UNEXPECTED, NOT_EXECUTED)
+        assert (told["FORGOTTEN"], told["NOT_EXECUTED"]) == (FORGOTTEN, NOT_EXECUTED)
 
 
 def test_nobody_can_write_what_is_executed() -> None:
@@ -260,11 +260,22 @@ def test_more_than_the_kernel_takes_is_told() -> None:
 def test_the_end_of_the_socket_ends_it() -> None:
     with started() as one:
         one.orders.close()
-        assert one.ended() == UNEXPECTED
+        assert one.ended() == FORGOTTEN
 
 
-@pytest.mark.parametrize("what", ["short", "long", "without", "few", "many", "no block", "an empty block"])
-def test_anything_odd_ends_it_and_nothing_is_executed(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("short", errno.EBADMSG),
+        ("long", errno.EBADMSG),
+        ("without", errno.EBADMSG),
+        ("few", errno.EBADMSG),
+        ("many", errno.EBADMSG),
+        ("no block", errno.ENODEV),
+        ("an empty block", errno.EINVAL),
+    ],
+)
+def test_anything_odd_is_told_and_nothing_is_executed(what: str, number: int) -> None:
     order, nothing = starter.order([b"/bin/echo", b"ran"]), os.open("/dev/null", os.O_RDWR)
     numbers = {
         "short": order.numbers[:-1],
@@ -280,8 +291,8 @@ def test_anything_odd_ends_it_and_nothing_is_executed(what: str) -> None:
             "no block": [*streams, nothing],
         }
         one.send(numbers.get(what, order.numbers), given.get(what, [*streams, order.descriptor]))
-        assert one.orders.recv(16) == b""
-        assert (one.said(), one.ended()) == (b"", UNEXPECTED)
+        assert starter.refusal(one.orders.recv(16)) == number
+        assert (one.said(), one.ended()) == (b"", NOT_EXECUTED)
     os.close(order.descriptor)
     os.close(nothing)
 

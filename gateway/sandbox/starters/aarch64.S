@@ -6,8 +6,9 @@
         .set    ORDERS, 7
         .set    BLOCK, 0x10000000               // where the arguments lie
         .set    HERE, 1                         // the byte that it says first
-        .set    UNEXPECTED, 125                 // how it ends
+        .set    FORGOTTEN, 125                  // how it ends
         .set    NOT_EXECUTED, 126
+        .set    EBADMSG, 74
 
         .set    IOVEC, 56                       // on the stack: struct msghdr, then these
         .set    NUMBERS, 72                     // length of the block; addresses of path, argv, envp
@@ -26,7 +27,7 @@ _start:
         mov     x2, 1
         svc     0
         cmp     x0, 1
-        b.ne    unexpected
+        b.ne    forgotten
 
         stp     xzr, xzr, [sp]                  // msg_name, msg_namelen
         mov     x10, 1
@@ -43,25 +44,27 @@ _start:
         mov     x1, sp
         mov     x2, 0x40000000                  // MSG_CMSG_CLOEXEC
         svc     0
+        cmp     x0, 0
+        b.le    forgotten
         cmp     x0, 32
-        b.ne    unexpected
+        b.ne    odd
         ldr     w9, [sp, 48]
         tst     w9, 0x20                        // MSG_TRUNC
-        b.ne    unexpected
+        b.ne    odd
         tst     w9, 0x8                         // MSG_CTRUNC
-        b.ne    unexpected
+        b.ne    odd
         ldr     x9, [sp, 40]
         cmp     x9, 32
-        b.ne    unexpected
+        b.ne    odd
         ldr     x9, [sp, RIGHTS]
         cmp     x9, 32
-        b.ne    unexpected
+        b.ne    odd
         ldr     w9, [sp, RIGHTS + 8]            // SOL_SOCKET
         cmp     w9, 1
-        b.ne    unexpected
+        b.ne    odd
         ldr     w9, [sp, RIGHTS + 12]           // SCM_RIGHTS
         cmp     w9, 1
-        b.ne    unexpected
+        b.ne    odd
 
         mov     x19, 0
         add     x20, sp, RIGHTS + 16
@@ -72,7 +75,7 @@ streams:
         mov     x2, 0
         svc     0
         cmp     x0, x19
-        b.ne    unexpected
+        b.ne    refused
         add     x19, x19, 1
         cmp     x19, 3
         b.ne    streams
@@ -88,24 +91,28 @@ streams:
         svc     0
         mov     x9, BLOCK
         cmp     x0, x9
-        b.ne    unexpected
+        b.ne    refused
 
         mov     x8, 25                          // fcntl: the execution closes the socket, which tells of it
         mov     x0, ORDERS
         mov     x1, 2                           // F_SETFD
         mov     x2, 1                           // FD_CLOEXEC
         svc     0
-        cbnz    x0, unexpected
+        cbnz    x0, refused
         mov     x8, 57                          // close
         mov     x0, IMAGE
         svc     0
-        cbnz    x0, unexpected
+        cbnz    x0, refused
 
         mov     x8, 221                         // execve
         ldp     x0, x1, [sp, NUMBERS + 8]
         ldr     x2, [sp, NUMBERS + 24]
         svc     0
+        b       refused
 
+odd:
+        mov     x0, -EBADMSG
+refused:
         neg     w9, w0
         str     w9, [sp]
         mov     x8, 64                          // write
@@ -115,8 +122,8 @@ streams:
         svc     0
         mov     x0, NOT_EXECUTED
         b       end
-unexpected:
-        mov     x0, UNEXPECTED
+forgotten:
+        mov     x0, FORGOTTEN
 end:
         mov     x8, 94                          // exit_group
         svc     0

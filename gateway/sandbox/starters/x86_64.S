@@ -1,8 +1,8 @@
 # The command of every sandbox until an order comes, for x86_64; aarch64.S does the same, step by step.
 #
 # It says that it is there, waits for one packet, takes the three standard streams and the block of arguments out of it,
-# and becomes the command.  At the end of the socket, and at anything that it does not expect, it ends: then nothing is
-# ever run.  It has no data, no library and no memory but its stack.  `starter.py` lays out what it is sent and gives
+# and becomes the command.  At the end of the socket it ends, and so it does, having said why, at anything that it does not
+# expect: then nothing is ever run.  It has no data, no library and no memory but its stack.  `starter.py` lays out what it is sent and gives
 # the numbers below; `tools/make_sandbox_starters.py` makes the program.
 #
 # struct msghdr and struct cmsghdr: linux/socket.h; the calls: asm/unistd_64.h.
@@ -11,8 +11,9 @@
         .set    ORDERS, 7
         .set    BLOCK, 0x10000000               # where the arguments lie
         .set    HERE, 1                         # the byte that it says first
-        .set    UNEXPECTED, 125                 # how it ends
+        .set    FORGOTTEN, 125                  # how it ends
         .set    NOT_EXECUTED, 126
+        .set    EBADMSG, 74
 
         .set    IOVEC, 56                       # on the stack: struct msghdr, then these
         .set    NUMBERS, 72                     # length of the block; addresses of path, argv, envp
@@ -30,7 +31,7 @@ _start:
         mov     $1, %edx
         syscall
         cmp     $1, %rax
-        jne     unexpected
+        jne     forgotten
 
         movq    $0, (%rsp)                      # msg_name, msg_namelen
         movq    $0, 8(%rsp)
@@ -49,18 +50,20 @@ _start:
         mov     %rsp, %rsi
         mov     $0x40000000, %edx               # MSG_CMSG_CLOEXEC
         syscall
+        test    %rax, %rax
+        jle     forgotten
         cmp     $32, %rax
-        jne     unexpected
+        jne     odd
         testl   $0x28, 48(%rsp)                 # MSG_TRUNC, MSG_CTRUNC
-        jnz     unexpected
+        jnz     odd
         cmpq    $32, 40(%rsp)
-        jne     unexpected
+        jne     odd
         cmpq    $32, RIGHTS(%rsp)
-        jne     unexpected
+        jne     odd
         cmpl    $1, RIGHTS+8(%rsp)              # SOL_SOCKET
-        jne     unexpected
+        jne     odd
         cmpl    $1, RIGHTS+12(%rsp)             # SCM_RIGHTS
-        jne     unexpected
+        jne     odd
 
         xor     %ebx, %ebx
 streams:
@@ -70,7 +73,7 @@ streams:
         xor     %edx, %edx
         syscall
         cmp     %rbx, %rax
-        jne     unexpected
+        jne     refused
         inc     %ebx
         cmp     $3, %ebx
         jne     streams
@@ -84,7 +87,7 @@ streams:
         xor     %r9d, %r9d
         syscall
         cmp     $BLOCK, %rax
-        jne     unexpected
+        jne     refused
 
         mov     $72, %eax                       # fcntl: the execution closes the socket, which tells of it
         mov     $ORDERS, %edi
@@ -92,19 +95,23 @@ streams:
         mov     $1, %edx                        # FD_CLOEXEC
         syscall
         test    %rax, %rax
-        jnz     unexpected
+        jnz     refused
         mov     $3, %eax                        # close
         mov     $IMAGE, %edi
         syscall
         test    %rax, %rax
-        jnz     unexpected
+        jnz     refused
 
         mov     $59, %eax                       # execve
         mov     NUMBERS+8(%rsp), %rdi
         mov     NUMBERS+16(%rsp), %rsi
         mov     NUMBERS+24(%rsp), %rdx
         syscall
+        jmp     refused
 
+odd:
+        mov     $-EBADMSG, %rax
+refused:
         neg     %eax
         mov     %eax, (%rsp)
         mov     $1, %eax                        # write
@@ -114,8 +121,8 @@ streams:
         syscall
         mov     $NOT_EXECUTED, %edi
         jmp     end
-unexpected:
-        mov     $UNEXPECTED, %edi
+forgotten:
+        mov     $FORGOTTEN, %edi
 end:
         mov     $231, %eax                      # exit_group
         syscall

@@ -61,7 +61,7 @@ def denied_tasks(result: RunResult) -> None:
         "a fork bomb ends at its cpu limit",
         hostile("forkbomb"),
         CPU,
-        limits=limits(wall_time_ms=10_000),
+        limits=limits(wall_time_ms=10_000, memory_bytes=256 * MIB),  # each of them takes a megabyte
         facts=(denied_tasks, used_up_cpu(2000)),
     ),
     Case(
