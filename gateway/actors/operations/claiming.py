@@ -65,8 +65,8 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     happened = rows.happenings(owner, told + 1, [rows.Happening(State.CLAIMED, now, note)])
     failpoint("claim.before")
     try:
-        relaxed = payment is None and earlier is None  # a free call that a power loss takes back runs anew
-        await around.store.commit(*(statement for _, statement in steps), *happened, relaxed=relaxed)
+        # A first claim that a power loss takes back runs anew; nothing is settled before a step that flushes it, too.
+        await around.store.commit(*(statement for _, statement in steps), *happened, relaxed=earlier is None)
     except Conflict as conflict:
         raise _lost(steps[conflict.index][0]) from conflict
     except StoreUncertain as error:
