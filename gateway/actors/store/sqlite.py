@@ -36,6 +36,8 @@ _MAILBOX = 1024
 _IN_LOOP_BYTES = 64 * 1024 * 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 5.0
+_OF_THE_WRITER = frozenset({Reason.STALLED, Reason.OVERLOADED, Reason.CRASHED})
+"""What the writer does not tell of itself."""
 
 T = TypeVar("T")
 
@@ -193,7 +195,13 @@ class SqliteStore:
         return self.health
 
     async def _ask(self, step: tuple[Statement, ...], within: float, *, relaxed: bool = False) -> list[list[Row]]:
-        return await answered(self._writer.ask(_Commit(step, relaxed), within=within))
+        try:
+            return await answered(self._writer.ask(_Commit(step, relaxed), within=within))
+        except StoreUnavailable as unavailable:
+            reason = Reason(unavailable.extra["reason"])
+            if reason in _OF_THE_WRITER:
+                self._pulse.feel(Failure(reason))
+            raise
 
 
 @attrs.frozen

@@ -261,12 +261,15 @@ class TestDistress:
                 nursery.start_soon(commit, "in hand")
                 await wait_all_tasks_blocked()
                 nursery.start_soon(commit, "queued")
+            felt = store.health
             store._pulse._last_success -= 2
             health = await store.probe()
             gate.opened.set()
             assert set(kinds) == {(StoreUncertain, "stalled"), (StoreUnavailable, "overloaded")}
+            assert not felt.writable
             assert (health.writable, health.reason) == (False, Reason.OVERLOADED)
             await store.commit(count("after"))
+            assert store.health.writable
             assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("in hand",)]
 
     async def test_a_crash_of_the_writer_is_uncertain_and_it_comes_back(
@@ -279,7 +282,9 @@ class TestDistress:
             with pytest.raises(StoreUncertain) as caught:
                 await store.commit(count("lost"))
             assert caught.value.extra == {"reason": "crashed"}
+            assert store.health.reason is Reason.CRASHED
             await store.commit(count("after"))
+            assert store.health.writable
             assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("before",)]
 
     async def test_readers_that_are_all_busy_too_long_are_overload(
