@@ -49,8 +49,8 @@ NOBODY_HEARS = Events(lambda: None, lambda _reason, _detail: None, lambda: None)
 ROOT_KEPT = "sandbox.launcher_root_uid"
 REAPED_WITHIN_S = 1.0
 NOT_YET_S = 0.001
-LAY_AFTER_S, LAY_AT_LEISURE_S = 0.001, 0.05
-"""When a sandbox is laid ahead: after a run that asked for it, and where the next run may well be of another kind."""
+LAY_AFTER_S, LAY_AT_LEISURE_S = 0.005, 0.05
+"""When a sandbox is laid ahead: once the node has kept a run that asked for it, and where the next may be another."""
 
 
 class NotFit(Exception):

@@ -9,12 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import attrs
 import pytest
 
+from gateway.sandbox import laid_ahead
 from gateway.sandbox.bubblewrap_start import Kind
 from gateway.sandbox.cgroups import find
-from gateway.sandbox.laid_ahead import same
+from gateway.sandbox.held_sandbox import Events, SetupFailed
+from gateway.sandbox.laid_ahead import LONGEST_LAID_S, LaidAhead, same
 from gateway.sandbox.launcher_messages import Lay, Ready
 from gateway.sandbox.outside_check import status_of
 from gateway.sandbox.seccomp import load_filter
@@ -35,6 +40,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 OTHER = bounded(disk_bytes=2 * MIB)
 FOREVER = ["node", "-e", "setInterval(() => {}, 1000); console.log('there')"]
 SAYS = ["node", "-e", "console.log('there')"]
+KIND = Kind(ROOMY, b"12345678")
 LAID = 3
 """Processes: bubblewrap, the first of the sandbox, and the starter."""
 
@@ -115,12 +121,12 @@ def test_another_is_laid_after_each_run_that_asks_for_it(driver: Driver) -> None
 def test_one_that_is_still_being_set_up_is_waited_for(driver: Driver) -> None:
     driver.run(SAYS, again=True)
     seen = []
-    for after_ms in range(16):
+    for after_ms in range(0, 24, 2):
         time.sleep(after_ms / 1000)
         run = driver.spawn(SAYS, again=True)
         seen.append(given(run))
         finish(driver, run)
-    assert all(seen[4:])
+    assert all(seen[6:])
 
 
 @pytest.mark.parametrize("bounds", [OTHER, bounded(cpu_us=1), bounded(tasks=18, single=True)])
@@ -138,10 +144,9 @@ def test_one_of_another_kind_is_destroyed_before_the_run_is_held(driver: Driver,
 
 
 def test_time_counts_from_the_release_so_that_another_limit_of_it_is_no_other_kind(driver: Driver) -> None:
-    kind = Kind(ROOMY, b"12345678")
-    assert same(kind, Kind(replace(ROOMY, wall_us=1), b"12345678"))
-    assert not same(kind, Kind(ROOMY, b"1234567x"))
-    assert not same(kind, Kind(replace(ROOMY, host_bytes=1), b"12345678"))
+    assert same(KIND, Kind(replace(ROOMY, wall_us=1), b"12345678"))
+    assert not same(KIND, Kind(ROOMY, b"1234567x"))
+    assert not same(KIND, Kind(replace(ROOMY, host_bytes=1), b"12345678"))
     driver.run(SAYS, again=True)
     laid()
     told = driver.run(FOREVER, bounded(wall_us=300_000))
@@ -288,3 +293,109 @@ def test_forty_runs_leave_one_laid_and_nothing_else(driver: Driver) -> None:
 def test_what_is_to_be_laid_without_a_filter_ends_the_launcher(driver: Driver) -> None:
     driver.say(Lay(ROOMY))
     assert driver.gone() == 0
+
+
+# -- without a launcher ------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """Stands for a loop: keeps what is due, by the seconds in which it is."""
+
+    def __init__(self) -> None:
+        self.due: dict[float, Callable[[], None]] = {}
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Any:
+        self.due[seconds] = call
+        return SimpleNamespace(cancel=lambda: self.due.pop(seconds, None))
+
+    def reap(self) -> None:
+        return
+
+    def go_on(self, seconds: float) -> None:
+        self.due.pop(seconds)()
+
+
+@attrs.define(eq=False)
+class Box:
+    """Stands for a sandbox that is set up at once; one that was killed is dead."""
+
+    kind: Kind
+    events: Events
+    fails: bool = False
+    held: bool = True
+    dead: bool = False
+    group: None = None
+
+    def start(self) -> None:
+        if self.fails:
+            raise SetupFailed("sandbox.setup_failed", "so it is")
+
+    def waits(self) -> bool:
+        return not self.dead
+
+    def kill(self) -> None:
+        self.dead = True
+
+    def close(self) -> None:
+        return
+
+
+@attrs.define(eq=False)
+class Slots:
+    loop: Loop
+    made: list[Box]
+    ahead: LaidAhead
+    fails: bool = False
+
+
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+    loop = Loop()
+    here = Slots(loop, [], LaidAhead(cast("Any", SimpleNamespace(loop=loop)), lambda slot: slot))
+
+    def make(_: object, kind: Kind, __: int, events: Events) -> Box:
+        here.made.append(Box(kind, events, fails=here.fails))
+        return here.made[-1]
+
+    monkeypatch.setattr(laid_ahead, "HeldSandbox", make)
+    here.ahead.want(0, KIND)
+    here.ahead.lay_in(0.5, 0)
+    return here
+
+
+def test_nothing_is_laid_before_its_time(slots: Slots) -> None:
+    assert slots.made == []
+    assert slots.ahead.take(0, KIND) is None
+    assert slots.loop.due == {}
+
+
+def test_one_that_is_old_is_laid_anew(slots: Slots) -> None:
+    slots.loop.go_on(0.5)
+    slots.loop.go_on(LONGEST_LAID_S)
+    first, second = slots.made
+    assert (first.dead, second.dead) == (True, False)
+    taken: object = slots.ahead.take(0, KIND)
+    assert taken is second
+    assert slots.loop.due == {}
+
+
+def test_one_that_is_given_out_is_not_destroyed_by_what_comes_later(slots: Slots) -> None:
+    slots.loop.go_on(0.5)
+    taken: object = slots.ahead.take(0, KIND)
+    slots.ahead.kill()
+    assert taken is slots.made[0]
+    assert not slots.made[0].dead
+
+
+def test_one_that_cannot_be_laid_is_noted_and_not_tried_again(slots: Slots, capfd: pytest.CaptureFixture[str]) -> None:
+    slots.fails = True
+    slots.loop.go_on(0.5)
+    assert slots.ahead.take(0, KIND) is None
+    assert slots.loop.due == {}
+    said = "launcher: what was laid in slot 0 is lost: sandbox.setup_failed: so it is\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_slot_of_which_nothing_is_wanted_has_nothing_laid(slots: Slots) -> None:
+    slots.ahead.lay_in(0.1, 1)
+    assert 0.1 not in slots.loop.due
