@@ -67,7 +67,7 @@ class AtOnce:
             results = self.writer.run_at_once(steps)
         except Exception:  # noqa: BLE001 - a defect of the writer is its actor's death, and no more here
             _log.exception("a step could not be stored at once")
-            return [Failure(Reason.CRASHED, uncertain=True)] * len(steps)
+            return [Failure(Reason.CRASHED, uncertain=True) for _ in steps]
         ended = self.clock()
         locked = all(each == _LOCKED for each in results)
         if ended - began > SLOW_S or (not locked and any(isinstance(each, Failure) for each in results)):
