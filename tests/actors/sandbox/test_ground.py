@@ -9,6 +9,7 @@ from gateway.actors.sandbox import ground
 from gateway.actors.sandbox.closed import Closed
 from gateway.actors.sandbox.ground import Ground, find_ground
 from gateway.actors.sandbox.settings import SandboxSettings
+from gateway.sandbox import starter
 from gateway.sandbox.host import Machine
 from gateway.sandbox.image import Image, verify
 from gateway.sandbox.image_lock import Lock
@@ -95,3 +96,17 @@ def test_a_host_that_lacks_something_is_told_before_anything_is_hashed(here: Sce
     assert told.reason == "sandbox.bwrap_missing"
     assert told.fix
     assert here.hashed == 0
+
+
+def test_without_the_starter_that_its_digest_names_nothing_is_hashed(
+    here: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert here.found().starter == starter.verified(here.machine.arch)
+    hashed = here.hashed
+
+    def altered(_: str) -> str:
+        raise starter.StarterUnavailable("sandbox.starter_digest_mismatch", "it is sha256:00")
+
+    monkeypatch.setattr(starter, "verified", altered)
+    assert here.look() == Closed("sandbox.starter_digest_mismatch", "it is sha256:00")
+    assert here.hashed == hashed

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +19,7 @@ from gateway.actors.runtime import ActorError, Ref, open_runtime
 from gateway.actors.sandbox.closed import Closed
 from gateway.actors.sandbox.ground import Ground
 from gateway.actors.sandbox.place import SandboxPlace, Standing
-from gateway.actors.sandbox.run import Command
+from gateway.actors.sandbox.run import Command, bounds_of
 from gateway.actors.sandbox.settings import SandboxSettings
 from gateway.actors.sandbox.supervisor import Execute, Executed, Leave, Message, sandbox
 from gateway.errors import (
@@ -30,6 +31,7 @@ from gateway.errors import (
 )
 from gateway.sandbox.canaries import Canary
 from gateway.sandbox.image import Image
+from gateway.sandbox.launcher_messages import Bounds
 from gateway.sandbox.limits import Limits
 from gateway.sandbox.outcome import Outcome
 from gateway.sandbox.run_result import RunResult
@@ -521,3 +523,17 @@ async def test_an_actor_that_is_cancelled_with_a_run_in_hand_ends_its_launcher(t
         await until(lambda: len(place.room.used) == 1)
     assert pid is not None
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_runs_that_are_sold_and_the_usual_one_are_laid_ahead_and_canaries_change_nothing_of_it(
+    tmp_path: Path, ahead: bool
+) -> None:
+    async with scene(tmp_path, ahead=ahead) as here:
+        await here.open()
+        executed = await here.run(limits=LIMITS)
+        assert executed.result.laid_ahead is False
+    heard = [json.loads(line) for line in (tmp_path / "work/heard").read_text().splitlines()]
+    usual = [Bounds(**each["bounds"]) for each in heard if each["says"] == "Lay"]
+    assert usual == [bounds_of(Limits())] * ahead
+    assert [each["again"] for each in heard if each["says"] == "Spawn"] == [False, ahead]
