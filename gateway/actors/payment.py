@@ -8,6 +8,12 @@ from typing import Any
 import attrs
 import orjson
 
+PUBLIC_COLUMNS = (
+    *("protocol", "network", "asset", "payer", "pay_to", "amount", "nonce"),
+    *("valid_before", "quote_id", "price_version", "challenge_id"),
+)
+"""What the store has of a payment beside what is sealed."""
+
 
 @attrs.frozen
 class Payment:
@@ -35,6 +41,12 @@ class Payment:
     def key(self) -> tuple[int, str, str, str]:
         """What one authorization is known by: (chain id, asset, authorizer, nonce), lower case."""
         return (self.chain_id, self.asset.lower(), self.payer.lower(), self.nonce.lower())
+
+    @classmethod
+    def of_columns(cls, told: Mapping[str, Any]) -> Payment:
+        """Return the payment that a row tells of by `PUBLIC_COLUMNS`: enough to be looked for, not to be submitted."""
+        chain_id = int(str(told["network"]).partition(":")[2])
+        return cls(chain_id=chain_id, body={}, **{name: told[name] for name in PUBLIC_COLUMNS})
 
     def dump(self) -> bytes:
         """Return the payment as bytes for the store."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import attrs
 
-from gateway.actors.payment import Payment
+from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 
 PAYMENT = Payment(
     protocol="x402",
@@ -23,6 +23,11 @@ PAYMENT = Payment(
 
 def test_a_payment_survives_the_store() -> None:
     assert Payment.load(PAYMENT.dump()) == PAYMENT
+
+
+def test_a_payment_can_be_looked_for_by_its_public_columns() -> None:
+    told = {name: getattr(PAYMENT, name) for name in PUBLIC_COLUMNS}
+    assert Payment.of_columns(told | {"more": 1}) == attrs.evolve(PAYMENT, body={})
 
 
 def test_case_makes_no_second_authorization() -> None:

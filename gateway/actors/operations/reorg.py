@@ -20,7 +20,7 @@ from gateway.actors.operations.in_hand import Life, Surroundings
 from gateway.actors.operations.keeping import settled_in
 from gateway.actors.operations.life import State
 from gateway.actors.operations.paying import UNTRACED_PATIENCE_S, desk
-from gateway.actors.payment import Payment
+from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, StillStands
 from gateway.actors.store import Conflict, Statement
@@ -40,10 +40,10 @@ RECENT = """
         AND receipt IS NOT NULL AND settlement = 'settled' AND network = :network AND asset = :asset
     ORDER BY ended_at DESC LIMIT 10000
 """
-SOLD = """
-    SELECT sealed_payment, receipt FROM operations
-    WHERE operation_id = :operation_id AND sealed_payment IS NOT NULL AND receipt IS NOT NULL
-"""
+SOLD = f"""
+    SELECT {", ".join(PUBLIC_COLUMNS)}, sealed_payment, receipt FROM operations
+    WHERE operation_id = :operation_id AND receipt IS NOT NULL
+"""  # noqa: S608 - columns
 LAST_END = "SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL"
 LOOK_BACK_MS = 60_000
 """How much later than its time an end may become durable, and how far the clocks of two nodes may be apart."""
@@ -63,10 +63,11 @@ class Watched:
 
 @attrs.frozen
 class Sold:
-    """What a missing settlement had paid, and how it was receipted."""
+    """What a missing settlement had paid, and how it was receipted; `ours` if this node can submit the payment."""
 
     payment: Payment = attrs.field(repr=False)
     receipt: Mapping[str, Any] = attrs.field(repr=False)
+    ours: bool
 
 
 @attrs.define(eq=False)
@@ -153,12 +154,10 @@ class Watch:
         each.missing = True
         sold = await self._sold(each)
         if sold is None:
-            await self._alarm(
-                each, "a reorganisation took the settled transaction, and its payment cannot be read here"
-            )
+            self.watched.pop(each.owner.operation_id, None)
             return
         sighting = await self._look(each, sold)
-        if sighting.standing is Standing.UNUSED:
+        if sighting.standing is Standing.UNUSED and sold.ours:
             log.warning(
                 "settlement_reorganised", operation_id=each.owner.operation_id, transaction=each.settled.transaction
             )
@@ -168,13 +167,17 @@ class Watch:
         await self._record(each, sold, sighting)
 
     async def _sold(self, each: Watched) -> Sold | None:
-        """Return what the store has of it; None where that is gone, or this node cannot open it."""
+        """Return what the store has of it; None where that is gone.
+
+        A payment that this node cannot open is looked for until it is dead; only who can open it submits it again.
+        """
         operation_id = each.owner.operation_id
-        for sealed, receipt in await self.around.store.fetch(SOLD, {"operation_id": operation_id}):
+        for *public, sealed, receipt in await self.around.store.fetch(SOLD, {"operation_id": operation_id}):
+            told = orjson.loads(str(receipt))
             if isinstance(sealed, bytes):
                 with suppress(SealBroken):
-                    payment = Payment.load(self.around.seal.unwrap(operation_id, sealed))
-                    return Sold(payment, orjson.loads(str(receipt)))
+                    return Sold(Payment.load(self.around.seal.unwrap(operation_id, sealed)), told, ours=True)
+            return Sold(Payment.of_columns(dict(zip(PUBLIC_COLUMNS, public, strict=True))), told, ours=False)
         return None
 
     async def _look(self, each: Watched, sold: Sold, *hints: str) -> Sighting:

@@ -69,24 +69,13 @@ def _waiting(row: Row, around: Surroundings) -> _Waiting:
     operation_id, state = str(told["operation_id"]), State(str(told["state"]))
     if told["failure_code"] != OperatorNeeded.code or state not in {State.NEEDS_OPERATOR, State.RECEIPTED}:
         raise ResolutionRefused(f"it is {state} and waits for no decision", operation_id=operation_id)
-    payment = Payment(
-        chain_id=int(str(told["network"]).partition(":")[2]),
-        body={},
-        **{
-            name: told[name]
-            for name in (
-                "protocol", "network", "asset", "payer", "pay_to", "amount", "nonce", "valid_before", "quote_id",
-                "price_version", "challenge_id",
-            )
-        },
-    )  # fmt: skip
     return _Waiting(
         rows.Owner(operation_id, around.node, told["epoch"]),
         told["operation"],
         state,
         told["attempt"],
         told["request_hash"],
-        payment,
+        Payment.of_columns(told),
         told["look_from_block"],
         rows.Result(str(told["result_hash"]), str(told["route"]), int(told["executed_at"] or 0)),
         orjson.loads(told["receipt"]) if told["receipt"] else None,

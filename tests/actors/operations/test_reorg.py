@@ -70,16 +70,23 @@ async def test_a_payment_that_is_lost_for_good_is_told_to_the_operator_and_the_r
         assert (await node.history(await node.only("operation_id")))[-1] == "needs_operator"
 
 
-async def test_a_payment_that_is_lost_and_cannot_be_read_is_told_to_the_operator(
-    scene: Scene, autojump_clock: MockClock
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_payment_that_cannot_be_opened_is_looked_for_until_it_is_dead(
+    scene: Scene, autojump_clock: MockClock, *, comes_back: bool
 ) -> None:
-    paid_by = payment()
+    paid_by = payment(valid_for_s=60)
     async with scene.node() as node:
         await node.call(order(paid_by=paid_by))
         await node.store.commit(Statement("UPDATE operations SET sealed_payment = :odd", {"odd": b"nothing to open"}))
         scene.chain.reorganise(paid_by)
-        await until(lambda: alarmed(node))
-        assert "cannot be read" in await node.only("failure_detail")
+        await trio.sleep(20)
+        assert await node.only("settlement", "failure_code") == ("settled", None)
+        if comes_back:
+            moved = scene.chain.mine(paid_by)
+            await until(lambda: transaction_is(node, moved))
+        else:
+            await until(lambda: alarmed(node))
+            assert "dead" in await node.only("failure_detail")
     assert len(scene.chain.submitted) == 1
 
 
