@@ -78,9 +78,11 @@ class GroupTrees:
         """
         until = time.monotonic() + within
         if self._kill_at_once():
-            self._wait(min(until, time.monotonic() + BY_THE_KERNEL))
-            if within <= 0 or not self.populated():
-                return not self.populated()
+            if within > 0:
+                self._wait(min(until, time.monotonic() + BY_THE_KERNEL))
+            populated = self.populated()
+            if within <= 0 or not populated:
+                return not populated
         while True:
             self._kill_each()
             if not self.populated():

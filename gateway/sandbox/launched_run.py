@@ -239,7 +239,8 @@ def alive_in(group: Group) -> int:
 
 def read_command(file: int) -> list[bytes]:
     """Return the arguments in a file, each ended by NUL.  Raises `ValueError` where it holds none, `OSError`."""
-    content = os.pread(file, LONGEST_COMMAND + 1, 0)
+    # Not more than there is: the room for the longest takes longer to be had than all the rest.
+    content = os.pread(file, min(os.fstat(file).st_size, LONGEST_COMMAND + 1), 0)
     if len(content) > LONGEST_COMMAND or not content.endswith(b"\0"):
         raise ValueError("the command is no sequence of arguments that each end with NUL")
     return content[:-1].split(b"\0")
