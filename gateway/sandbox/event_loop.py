@@ -104,10 +104,12 @@ class EventLoop:
         self.reap()
         while not self._stopped:
             # Not epoll, whose moments are whole milliseconds; there are a few descriptors, and their numbers are low.
-            readable, writable, _ = select.select(self._readable, self._writable, (), self._due_in())
+            watched = dict(self._readable)
+            readable, writable, _ = select.select(watched, self._writable, (), self._due_in())
             for descriptor in readable:
+                # What is called before it may close it, and the number be another's, which is not known to be ready.
                 call = self._readable.get(descriptor)
-                if call is not None and not self._stopped:
+                if call is not None and call is watched[descriptor] and not self._stopped:
                     call()
             for descriptor in writable:
                 call = self._writable.pop(descriptor, None)

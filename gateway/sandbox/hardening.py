@@ -8,6 +8,7 @@ imports this.  Source: mount(2), proc(5) (`subset=pid`, Linux 5.8; `mem`, which 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -71,8 +72,9 @@ class Hardening:
         return os.read(self.done, 1) == DONE
 
     def aim(self, init: int) -> None:
-        """Tell it the sandbox's first process, as the host counts."""
-        os.write(self._tells.fileno(), str(init).encode())
+        """Tell it the sandbox's first process, as the host counts; one that is dead is not told."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._tells.fileno(), str(init).encode())
         self._tells.close()
 
     def close(self) -> None:

@@ -66,6 +66,7 @@ class HeldSandbox:
         directories: `/scratch` and `/out`, open from when it is held until `close`.
         mounts: its mount namespace, from when it is held.
         status: the wait(2) status of bubblewrap, from when it is over.
+        refused: no command was executed, and none will be: the starter told why, or ended before it took its order.
     """
 
     def __init__(self, place: Place, kind: Kind, user: int | None, events: Events) -> None:
@@ -78,6 +79,7 @@ class HeldSandbox:
         self.directories: list[int] = []
         self.mounts: MountNamespace | None = None
         self.status: int | None = None
+        self.refused = False
         self._place = place
         self._user = user
         self._pid = 0
@@ -88,7 +90,6 @@ class HeldSandbox:
         self._children: list[tuple[int, int]] = []
         self._told = b""
         self._answered: Callable[[int | None], None] | None = None
-        self._refused = False
         self._timers: list[Moment] = []
         self._still = False
 
@@ -161,7 +162,8 @@ class HeldSandbox:
             self.events.failed("sandbox.check_failed", wrong)
             return
         self._place.loop.watch(self._started.orders.fileno(), self._starter_here)
-        os.write(self._started.block.fileno(), b"\0")
+        with contextlib.suppress(BrokenPipeError):  # all of it has just died, and its end is told
+            os.write(self._started.block.fileno(), b"\0")
         self._started.block.close()
 
     def _starter_here(self) -> None:
@@ -169,6 +171,8 @@ class HeldSandbox:
         if self._started is None:
             return
         self._place.loop.unwatch(self._started.orders.fileno())
+        if self._still:
+            return
         said, told, _, _ = self._started.orders.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         if said != starter.HERE or not told:  # its end, of which bubblewrap tells more
             return
@@ -237,11 +241,13 @@ class HeldSandbox:
             said = self._started.orders.recv(starter.REFUSED.size)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # its end came with the order unread (unix(7))
+            said, self.refused = b"", True
         except OSError:
             said = b""
         self._place.loop.unwatch(self._started.orders.fileno())
         refused, answered, self._answered = starter.refusal(said), self._answered, None
-        self._refused = refused is not None
+        self.refused = self.refused or refused is not None
         answered(refused)
 
     def _over(self, status: int) -> None:
@@ -273,7 +279,7 @@ class HeldSandbox:
     def exit_code(self) -> int | None:
         """Return what bubblewrap told of the command; None where it told nothing, or there never was a command."""
         for line in self._told.splitlines():
-            if b"exit-code" in line and not self._refused:
+            if b"exit-code" in line and not self.refused:
                 code: int = json.loads(line)["exit-code"]
                 return code
         return None

@@ -24,6 +24,8 @@ from gateway.sandbox.run_watch import RunWatch
 from gateway.sandbox.sandbox_end import SandboxEnd, remove_group
 
 LONGEST_COMMAND = 1 << 20
+REFUSED = 126 << 8
+"""The wait(2) status that is told of bubblewrap where the command could not be executed, also if it was killed then."""
 SHOWN = 200
 """Bytes of a name that cannot be executed, as the command's standard error tells it."""
 
@@ -53,11 +55,11 @@ class LaunchedRun:
         *,
         user: int | None,
         send: Send,
-        gone: Callable[[], None],
+        gone: Callable[[bool], None],
     ) -> None:
         """`sandbox` was started before, or is not yet; `user` is the host user that it is for, None the launcher's own.
 
-        `gone` is called when nothing is left to do.
+        `gone` is called when nothing is left to do, with whether nothing is left of it either.
         """
         self.asked = asked
         self.state = State.SETTING_UP
@@ -196,7 +198,7 @@ class LaunchedRun:
             run=self.asked.run,
             stopped=watch.stopped,
             exit_code=self._sandbox.exit_code(),
-            sandbox_status=self._sandbox.status,
+            sandbox_status=REFUSED if self._sandbox.refused else self._sandbox.status,
             command_status=watch.command_status(),
             cpu_us=watch.cpu_us(),
             wall_us=self._wall_us,
@@ -216,11 +218,11 @@ class LaunchedRun:
     def _say_cleared(self, left: tuple[Path, ...]) -> None:
         mounts = None if self._sandbox.mounts is None else self._sandbox.mounts.left()
         self._send(Cleared(self.asked.run, mounts, len(left)), ())
-        self._gone()
+        self._gone((mounts, left) == (0, ()))
 
     def _say_failed(self, left: tuple[Path, ...]) -> None:
         self._send(Failed(self.asked.run, *self._why, left=", ".join(map(str, left)) or None), ())
-        self._gone()
+        self._gone(not left)
 
     def abandon(self) -> None:
         """Wait until all that was killed is dead, and let go of the rest: nobody is there to be told."""

@@ -203,7 +203,7 @@ class Launcher:
             laid or HeldSandbox(self._place, kind, user, NOBODY_HEARS),
             user=user,
             send=self._say,
-            gone=lambda: self._forget(asked),
+            gone=lambda clean: self._forget(asked, clean=clean),
         )
         self._runs[asked.run] = run
         run.start(streams, command)
@@ -218,9 +218,10 @@ class Launcher:
             if slot not in busy:
                 self._ahead.lay_in(LAY_AT_LEISURE_S, slot)
 
-    def _forget(self, asked: Spawn) -> None:
+    def _forget(self, asked: Spawn, *, clean: bool) -> None:
         self._runs.pop(asked.run, None)
-        self._ahead.lay_in(LAY_AFTER_S if asked.again else LAY_AT_LEISURE_S, asked.slot)
+        if clean:
+            self._ahead.lay_in(LAY_AFTER_S if asked.again else LAY_AT_LEISURE_S, asked.slot)
 
     def _why_not(self, asked: Spawn, descriptors: Sequence[int]) -> str | None:
         if len(descriptors) != MOST_DESCRIPTORS:

@@ -2,8 +2,8 @@
 
 An exit code of bubblewrap's is poor evidence: 1 is also a command that could not be started, and 128 + n is a signal as
 well as an ordinary exit with that code.  So a limit is told from the supervisor's own reason and from the kernel's
-counters only, and whether the command started from whether bubblewrap told an `exit-code` at all, which it does only
-after a successful exec (`--json-status-fd`).
+counters only, and whether the command started from whether an exit code is told at all: bubblewrap tells one only of
+what it executed (`--json-status-fd`), and that is the starter, whose errno is then told of in place of a code.
 
 Source: spec/outputs for the names on the wire, spec/readings for what is charged.
 """
@@ -72,8 +72,9 @@ class Evidence:
 
     Attributes:
         stopped: the supervisor's own first reason to end it, None where it had none.
-        exit_code: the `exit-code` that bubblewrap told, None where it told none.
-        sandbox_status: the wait(2) status of bubblewrap itself, None where nobody reaped it.
+        exit_code: the `exit-code` that bubblewrap told, None where it told none, or that of the starter alone.
+        sandbox_status: the wait(2) status of bubblewrap itself, None where nobody reaped it; where the command is known
+            not to have been executed, that of a program that exited, whoever ended it.
         command_status: the wait(2) status of the command, where the kernel told it to whoever held a pidfd of it
             (`PIDFD_INFO_EXIT`, Linux 6.15); it is what bubblewrap's code hides.
         oom_kills: of the run's cgroup.

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -165,9 +166,9 @@ class Run:
         self.read_on()
         return self._all(1)
 
-    def so_far(self) -> bytes:
-        """What it wrote to standard output until now."""
-        return bytes(next(iter(self._read.values())))
+    def so_far(self, which: int = 0) -> bytes:
+        """What it wrote to standard output until now, or to standard error (1) once that is read."""
+        return bytes(list(self._read.values())[which])
 
     def told(self) -> Ended:
         """How it ended, which must be known by now."""
@@ -210,6 +211,10 @@ class Driver:
         for _, _, numbers in rights:
             descriptors.frombytes(numbers)
         return message_of(said), list(descriptors)
+
+    def silent(self) -> bool:
+        """Return whether the launcher has said nothing that was not heard."""
+        return not select.select([self._end], [], [], 0)[0]
 
     def expect(self, kind: type[M], run: str) -> tuple[M, list[int]]:
         """Return the next message of this run, which has to be of this kind; those of other runs are kept."""

@@ -63,6 +63,28 @@ loop.run()
     assert said(code) == ["a", "b"]
 
 
+def test_a_number_that_is_another_descriptor_s_meanwhile_is_not_called_for_that_one() -> None:
+    code = """
+(first, begins), (second, goes_on) = os.pipe(), os.pipe()
+def read():
+    loop.unwatch(first)
+    loop.unwatch(second)
+    os.close(second)
+    reads, writes = os.pipe()
+    kept.append(writes)
+    say(reads == second)
+    loop.watch(reads, lambda: say("called"))
+    loop.after(0.01, loop.stop)
+kept = []
+loop.watch(first, read)
+loop.watch(second, lambda: say("early"))
+os.write(begins, b"x")
+os.write(goes_on, b"x")
+loop.run()
+"""
+    assert said(code) == ["True"]
+
+
 def test_a_child_is_reaped_with_its_status_and_an_orphan_is_reaped_too() -> None:
     code = """
 from gateway.sandbox.kernel_calls import PR_SET_CHILD_SUBREAPER, prctl

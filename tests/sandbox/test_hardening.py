@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_whose_aim_is_gone_says_so() -> None:
     hardening.aim(pid)
     assert not hardening.succeeded()
     assert code(hardening) == errno.ENOENT
+    hardening.close()
+
+
+def test_one_that_is_killed_before_it_has_an_aim_is_no_success() -> None:
+    hardening = Hardening(None)
+    os.kill(hardening.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, hardening.pid, os.WEXITED | os.WNOWAIT)
+    hardening.aim(1)
+    assert not hardening.succeeded()
+    assert code(hardening) == -signal.SIGKILL
     hardening.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -267,6 +268,24 @@ def test_what_a_launcher_and_its_switch_leave_laid_runs_nothing_and_is_swept(ima
         assert none_alive(within=1.0)
         find().sweep(driver.prefix)
         assert standing(CGROUPS, driver.prefix) == []
+
+
+def test_nothing_is_laid_where_something_is_left_of_a_run(driver: Driver) -> None:
+    run = driver.spawn(SAYS, again=True)
+    assert run.ready is not None
+    within = Path(run.ready.places["pids"]) / "within"
+    within.mkdir()
+    stays = subprocess.Popen(["sleep", "60"])
+    (within / "cgroup.procs").write_text(str(stays.pid))
+    driver.release(run)
+    driver.ended(run)
+    assert driver.clear(run).cgroups != 0
+    time.sleep(0.1)
+    assert uids_alive() == []
+    stays.kill()
+    stays.wait()
+    driver.run(SAYS, again=True)
+    laid()
 
 
 def test_forty_runs_leave_one_laid_and_nothing_else(driver: Driver) -> None:

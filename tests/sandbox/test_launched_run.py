@@ -104,13 +104,44 @@ def test_a_command_s_pipes_are_its_user_s_and_what_is_no_pipe_stays_whose_it_was
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid) == (0, 0)
 
 
+def processes() -> tuple[int, int]:
+    """The bubblewrap and the starter of the one sandbox that there is."""
+    pids = sorted(uids_alive(), key=lambda pid: len(status_of(pid)["NSpid"].split()))
+    return pids[0], next(pid for pid in pids if status_of(pid)["NSpid"].split()[1:] == ["2"])
+
+
 def test_one_whose_starter_is_gone_at_its_release_never_ran(driver: Driver) -> None:
     run = driver.spawn(["node", "-e", "console.log('there')"])
-    pids = sorted(uids_alive(), key=lambda pid: len(status_of(pid)["NSpid"].split()))
-    outer, starter = pids[0], next(pid for pid in pids if status_of(pid)["NSpid"].split()[1:] == ["2"])
+    outer, starter = processes()
     os.kill(outer, signal.SIGSTOP)  # so that it does not tell of it
     os.kill(starter, signal.SIGKILL)
     assert eventually(lambda: starter not in uids_alive())
     driver.release(run)
     failed = driver.failed(run)
     assert (failed.reason, failed.left, run.stdout) == ("sandbox.starter_gone", None, b"")
+
+
+def test_one_whose_starter_is_killed_before_it_takes_its_order_was_not_started(driver: Driver) -> None:
+    run = driver.spawn(["node", "-e", "console.log('there')"])
+    _, starter = processes()
+    os.kill(starter, signal.SIGSTOP)
+    driver.release(run)
+    assert driver.failed(driver.begin(["node"], slot=9)).reason == "sandbox.spawn_refused"  # so it was let go
+    os.kill(starter, signal.SIGKILL)
+    told = driver.ended(run)
+    assert (told.exit_code, told.sandbox_status is not None and os.WIFEXITED(told.sandbox_status)) == (None, True)
+    assert run.stdout == b""
+    driver.clear(run)
+
+
+@pytest.mark.parametrize("reason", ["output", "wall", "cpu", "cancelled"])
+def test_what_could_not_be_executed_was_not_started_whatever_ends_it(driver: Driver, reason: str) -> None:
+    run = driver.spawn(["nothing"])
+    outer, _ = processes()
+    os.kill(outer, signal.SIGSTOP)
+    driver.release(run)
+    assert eventually(lambda: b"No such file" in run.so_far(1), within=10)
+    driver.stop(run, reason)
+    told = driver.ended(run)
+    assert (told.exit_code, told.sandbox_status is not None and os.WIFEXITED(told.sandbox_status)) == (None, True)
+    driver.clear(run)

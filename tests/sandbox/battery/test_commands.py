@@ -10,7 +10,7 @@ from gateway.errors import CommandNotFound, InvalidRequest
 from gateway.sandbox.image import Image
 from gateway.sandbox.outcome import Ending, Outcome
 from gateway.sandbox.request import LONGEST_ARGUMENT, MOST_ARGUMENTS, SandboxRequest, check
-from tests.sandbox.battery.case import NOT_STARTED, Case, dies_of, exits, hostile, node, table
+from tests.sandbox.battery.case import NOT_STARTED, Case, dies_of, exits, hostile, limits, node, table
 from tests.sandbox.battery.real_path import Sandbox
 
 LENGTHS = "console.log(process.argv.length, new Set(process.argv.slice(1).map(a => a.length)).size, process.argv[1][0])"
@@ -62,6 +62,7 @@ async def test_what_is_let_through_all_the_same_never_started(sandbox: Sandbox, 
 
 
 @table(
+    Case("no room to say that there is none", ("nothing",), NOT_STARTED, complains="n", limits=limits(output_bytes=1)),
     Case("a path with detours", ("/usr/bin/../bin/./node", "-p", "1"), says="1\n"),
     Case(
         "all arguments of the longest, two bytes a character",
