@@ -216,7 +216,8 @@ class Launcher:
         for slot in range(self._slots):
             self._ahead.want(slot, kind)
             if slot not in busy:
-                self._ahead.lay_in(LAY_AT_LEISURE_S, slot)
+                # One after the other, now and when they are old: each keeps the launcher from looking at what runs.
+                self._ahead.lay_in(LAY_AT_LEISURE_S * (slot + 1), slot)
 
     def _forget(self, asked: Spawn, *, clean: bool) -> None:
         self._runs.pop(asked.run, None)

@@ -21,7 +21,8 @@ from gateway.sandbox.bubblewrap_start import Kind
 from gateway.sandbox.cgroups import find
 from gateway.sandbox.held_sandbox import Events, SetupFailed
 from gateway.sandbox.laid_ahead import LONGEST_LAID_S, LaidAhead, same
-from gateway.sandbox.launcher_messages import Lay, Ready
+from gateway.sandbox.launcher_messages import Lay, Ready, Spawn
+from gateway.sandbox.launching import Launcher
 from gateway.sandbox.outside_check import status_of
 from gateway.sandbox.seccomp import load_filter
 from tests.sandbox.in_groups import eventually, standing
@@ -418,3 +419,16 @@ def test_one_that_cannot_be_laid_is_noted_and_not_tried_again(slots: Slots, capf
 def test_a_slot_of_which_nothing_is_wanted_has_nothing_laid(slots: Slots) -> None:
     slots.ahead.lay_in(0.1, 1)
     assert 0.1 not in slots.loop.due
+
+
+def test_slots_are_laid_one_after_the_other_so_that_what_runs_is_looked_at_between() -> None:
+    due: dict[int, float] = {}
+    ahead = SimpleNamespace(want=lambda *_: None, lay_in=lambda seconds, slot: due.update({slot: seconds}))
+    runs = {"a": SimpleNamespace(asked=Spawn("a", 1, ROOMY))}
+    launcher = SimpleNamespace(_runs=runs, _slots=4, _ahead=ahead)
+    file = os.memfd_create("filter")
+    os.write(file, bytes(8))
+    Launcher._lay(cast("Launcher", launcher), Lay(ROOMY), [file])
+    os.close(file)
+    assert list(due) == [0, 2, 3]
+    assert len(set(due.values())) == len(due)
