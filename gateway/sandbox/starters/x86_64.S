@@ -1,9 +1,9 @@
 # The command of every sandbox until an order comes, for x86_64; aarch64.S does the same, step by step.
 #
 # It says that it is there, waits for one packet, takes the three standard streams and the block of arguments out of it,
-# and becomes the command.  At the end of the socket it ends, and so it does, having said why, at anything that it does not
-# expect: then nothing is ever run.  It has no data, no library and no memory but its stack.  `starter.py` lays out what it is sent and gives
-# the numbers below; `tools/make_sandbox_starters.py` makes the program.
+# and becomes the command.  At the end of the socket it ends, and so it does, having said why, at anything that it does
+# not expect: then nothing is ever run.  It has no data, no library and no memory but its stack.  `starter.py` lays out
+# what it is sent and gives the numbers below; `tools/make_sandbox_starters.py` makes the program.
 #
 # struct msghdr and struct cmsghdr: linux/socket.h; the calls: asm/unistd_64.h.
 
