@@ -1,12 +1,14 @@
 """The SQLite engine: one writer actor with group commit, readers in threads beside it.
 
 WAL with `synchronous=FULL`: what was acknowledged survives power loss.  All askers that wait share one transaction
-and one fsync.  Relaxed steps wait for no disk: they are stored in the loop's own thread, and in their asker's own task
-where nothing is ahead of them.
+and one fsync.  A step that nothing is ahead of is stored by its asker's own task, and relaxed steps, which wait for no
+disk, in the loop's own thread.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -36,26 +38,34 @@ _MAILBOX = 1024
 _IN_LOOP_BYTES = 64 * 1024 * 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 5.0
+_TOLD_BEFORE_S = 0.1
 _OF_THE_WRITER = frozenset({Reason.STALLED, Reason.OVERLOADED, Reason.CRASHED})
 """What the writer does not tell of itself."""
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class Run(Protocol):
     """Runs blocking work, no more at once than the limiter has tokens, to its end even when the caller is cancelled."""
 
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-        """The value of `work()`."""
+    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:
+        """The value of `work()`.
+
+        A caller that is cancelled waits for it.  With `within`, no caller waits for longer than that many seconds, nor
+        when it is cancelled: the work is left to come to its end, and `trio.TooSlowError` is raised.
+        """
         ...
 
 
-async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:
     """Run the work in a worker thread: what a node does."""
-    return await trio.to_thread.run_sync(work, limiter=limiter)
+    with trio.fail_after(within):
+        return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=within < math.inf)
 
 
-async def inline(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+async def inline(work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:  # noqa: ARG001 - it is done at once
     """Run the work in the loop's own thread: for simulations and tests on a mock clock, which waits for no thread."""
     async with limiter:
         return work()
@@ -118,7 +128,7 @@ class SqliteStore:
         await trio.lowlevel.checkpoint_if_cancelled()  # a caller that is already cancelled stores nothing
         if not statements:
             return []
-        result = self._actor.store_at_once(statements) if relaxed else None
+        result = self._actor.store_at_once(statements) if relaxed else await self._actor.store_alone(statements)
         if result is None:
             return await self._ask(statements, _PATIENCE_S, relaxed=relaxed)
         if isinstance(result, list):
@@ -212,7 +222,7 @@ class _Commit(Ask[list[list[Row]]]):
     relaxed: bool = False
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _WriterActor:
     """The owner of the file: while it does not live, nothing is open."""
 
@@ -223,6 +233,8 @@ class _WriterActor:
     run: Run
     pulse: Pulse
     at_once: AtOnce
+    alone: bool = False
+    """The writer is used past the queue."""
 
     async def live(self, inbox: Inbox[_Commit]) -> None:
         try:
@@ -251,6 +263,8 @@ class _WriterActor:
         began = time.perf_counter()
         if self.pulse.damaged:
             results = [Failure(Reason.CORRUPT)] * len(letters)
+        elif not await self._turn_comes(letters):
+            results = [Failure(Reason.OVERLOADED)] * len(letters)
         else:
             steps = [letter.message.step for letter in letters]
             relaxed = all(letter.message.relaxed for letter in letters)
@@ -260,6 +274,7 @@ class _WriterActor:
                 results = at_once
             else:
                 results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
+        if not self.pulse.damaged:
             self._feel(results)
         for letter, result in zip(letters, results, strict=True):
             if isinstance(result, list):
@@ -278,6 +293,38 @@ class _WriterActor:
             self._feel([result])
             self._tell([result], began)
         return result
+
+    async def store_alone(self, step: tuple[Statement, ...]) -> Result | None:
+        """Store a step past the queue, in the task of its asker; None where it is for the actor."""
+        if self.pulse.damaged or self.at_once.crowded or not self.at_once.idle:
+            return None
+        result: Result
+        began, self.alone = time.perf_counter(), True
+        self.at_once.came(1)
+        try:
+            (result,) = await self.run(partial(self.writer.run, [step]), self.writing, within=_PATIENCE_S)
+        except trio.TooSlowError:
+            result = Failure(Reason.STALLED, uncertain=True)
+        except Exception:  # noqa: BLE001 - a defect of the writer is its actor's death, and no more here
+            _log.exception("a step could not be stored alone")
+            result, self.alone = Failure(Reason.CRASHED, uncertain=True), False
+        else:
+            self.alone = False
+        self._feel([result])
+        self._tell([result], began)
+        return result
+
+    async def _turn_comes(self, letters: Sequence[Letter[_Commit]]) -> bool:
+        """Wait until nobody uses the writer past the queue; False where that lasts longer than an asker waits.
+
+        None of these is begun before, so that they can be told for certain what became of them.
+        """
+        if self.alone:
+            self.at_once.came(2)
+            with trio.move_on_at(min(letter.deadline for letter in letters) - _TOLD_BEFORE_S):
+                async with self.writing:
+                    self.alone = False
+        return not self.alone
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]

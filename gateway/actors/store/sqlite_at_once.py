@@ -78,6 +78,11 @@ class AtOnce:
         return results
 
     @property
+    def idle(self) -> bool:
+        """Whether the writer is there, and nobody uses it."""
+        return self.open and self.writing.available_tokens > 0
+
+    @property
     def crowded(self) -> bool:
         """Whether steps came together lately."""
         return self._alone < ALONE
@@ -87,7 +92,7 @@ class AtOnce:
         self._alone = 0 if steps > 1 else self._alone + 1
 
     def _fit(self, steps: Sequence[Step]) -> bool:
-        if not self.open or not self.writing.available_tokens or self.writer.connection is None:
+        if not self.idle or self.writer.connection is None:
             return False
         if len(steps) > MOST_TOGETHER or self.clock() < self._not_before or sum(map(_size, steps)) > LARGEST:
             return False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -8,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +23,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import (
     Committed,
+    Conflict,
     InLoop,
     Reason,
     Statement,
@@ -52,14 +55,24 @@ class Gate:
         self.opened.set()
         self.broken = 0
 
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:
         if self.broken:
             self.broken -= 1
             raise RuntimeError("told to break")
-        async with limiter:
-            with trio.CancelScope(shield=True):  # as a thread would
-                await self.opened.wait()
-            return work()
+        done: list[T] = []
+        over = trio.Event()
+
+        async def through() -> None:
+            await self.opened.wait()
+            done.append(work())
+            limiter.release_on_behalf_of(over)
+            over.set()
+
+        await limiter.acquire_on_behalf_of(over)
+        trio.lowlevel.spawn_system_task(through)  # it goes on alone, as a thread would
+        with trio.fail_after(within), trio.CancelScope(shield=within == math.inf):
+            await over.wait()
+        return done[0]
 
 
 @pytest.fixture
@@ -306,10 +319,10 @@ class TestDistress:
     ) -> None:
         threads = 0
 
-        async def counted(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        async def counted(work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:
             nonlocal threads
             threads += 1
-            return await in_thread(work, limiter)
+            return await in_thread(work, limiter, within=within)
 
         async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=counted) as store:
             await store.commit(count("one"))
@@ -435,3 +448,71 @@ async def test_work_is_finished_though_its_caller_is_cancelled(run: Run) -> None
 
         await run(work, trio.CapacityLimiter(1))
     assert done == ["to the end"]
+
+
+async def test_work_that_takes_too_long_is_left_to_come_to_its_end() -> None:
+    limiter, opened, done = trio.CapacityLimiter(1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        opened.wait()
+        done.set()
+
+    with pytest.raises(trio.TooSlowError):
+        await in_thread(work, limiter, within=0.01)
+    assert limiter.available_tokens == 0
+    opened.set()
+    with trio.fail_after(5):
+        async with limiter:
+            assert done.is_set()
+
+
+class TestAlone:
+    """A step that nothing is ahead of, stored by its asker's own task."""
+
+    async def test_it_passes_the_queue_and_what_comes_meanwhile_shares_the_next_transaction(
+        self, path: Path, migrations: Path
+    ) -> None:
+        groups: list[int] = []
+
+        def observe(event: Committed | StoreHealth) -> None:
+            if isinstance(event, Committed):
+                groups.append(event.steps)
+
+        gate = Gate()
+        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=observe)
+        async with open_runtime() as runtime, opening(runtime, path) as store:
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("alone"))
+                await wait_all_tasks_blocked()
+                for number in range(3):
+                    nursery.start_soon(store.commit, count(f"{number}"))
+                await wait_all_tasks_blocked()
+                gate.opened.set()
+        assert groups == [1, 3]
+
+    async def test_one_that_is_cancelled_is_stored_all_the_same_and_nobody_gets_between(
+        self, path: Path, migrations: Path
+    ) -> None:
+        gate = Gate()
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("given up"))
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("given up"))
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("after"))
+                await wait_all_tasks_blocked()
+                gate.opened.set()
+            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("given up",)]
+
+    async def test_a_conflict_is_its_askers(self, path: Path, migrations: Path) -> None:
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
+            with pytest.raises(Conflict):
+                await store.commit(Statement("DELETE FROM counters", rows=1))
+            assert store.health.writable
