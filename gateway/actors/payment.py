@@ -50,7 +50,7 @@ class Payment:
 
     def dump(self) -> bytes:
         """Return the payment as bytes for the store."""
-        return orjson.dumps(attrs.asdict(self))
+        return orjson.dumps(attrs.asdict(self, recurse=False))  # `body` is JSON as it is
 
     @classmethod
     def load(cls, data: bytes) -> Payment:

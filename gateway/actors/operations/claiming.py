@@ -164,10 +164,8 @@ async def _taken_up(
 
 async def _refuse_held_payer(payment: Payment, around: Surroundings, now: int) -> None:
     """Refuse a payer whose payment failed to settle a while ago, unless the result is there and nothing is at risk."""
-    found = await around.store.fetch(
-        "SELECT hold_until FROM payer_holds WHERE payer = :payer AND hold_until > :now",
-        {"payer": payment.payer.lower(), "now": now},
-    )
+    held = "SELECT hold_until FROM payer_holds WHERE payer = :payer AND hold_until > :now"
+    (found,) = await around.store.look_up([(held, {"payer": payment.payer.lower(), "now": now})])
     for (hold_until,) in found:
         raise PayerOnHold(
             "an earlier payment of this payer failed to settle after its result was made",
