@@ -28,6 +28,7 @@ from gateway.http.server.app import REFUSAL
 from gateway.http.server.limits import BodyMemory, ServerLimits
 
 Address = tuple[str, int] | None
+Headers = Sequence[tuple[bytes, bytes]]
 
 _HOST = re.compile(  # RFC 9110 section 7.2
     rb"(?:(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\])?(?::[0-9]{0,5})?"
@@ -171,7 +172,7 @@ class Http11(H11Protocol):
         """Take bytes from the client."""
         if isinstance(event, RawData):
             data = event.data
-            if self.phase in {Phase.IDLE, Phase.BUSY} and not self.kept:
+            if self.phase in (Phase.IDLE, Phase.BUSY) and not self.kept:
                 data = data.lstrip(b"\r\n")  # empty lines before a request are ignored (RFC 9112 section 2.2)
             if not data:
                 return
@@ -187,7 +188,7 @@ class Http11(H11Protocol):
 
     async def advance(self) -> None:
         """Understand what was received, as far as it goes."""
-        while self.phase not in {Phase.BUSY, Phase.CLOSED}:
+        while self.phase not in (Phase.BUSY, Phase.CLOSED):
             try:
                 event = self.wire.next_event()
             except h11.RemoteProtocolError as error:
@@ -254,11 +255,12 @@ class Http11(H11Protocol):
             self._go(Phase.CLOSED)
 
     async def _begin(self, request: h11.Request) -> None:
-        error = next(_objections(request, self._limits), None)
+        headers = list(request.headers)
+        error = next(_objections(request, headers, self._limits), None)
         target = _path(request.target)
         head = Request(
             stream_id=STREAM_ID,
-            headers=list(request.headers),
+            headers=headers,
             http_version=request.http_version.decode(),
             method=request.method.decode("ascii"),
             raw_path=target,
@@ -271,7 +273,7 @@ class Http11(H11Protocol):
         self._go(Phase.BODY)
         if error is not None:
             await self.refuse(error)
-        elif _declared(request) > cap:
+        elif _declared(headers) > cap:
             await self._dispatch(_over(cap))
         elif self.wire.they_are_waiting_for_100_continue:
             await self.send(RawData(self.wire.send(h11.InformationalResponse(status_code=100, headers=[]))))
@@ -308,7 +310,7 @@ class Http11(H11Protocol):
     def _is_last(self) -> bool:
         return self.unread or self._ending() or self.keep_alive_requests >= self._limits.requests_per_connection
 
-    def _response(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, last: bool) -> h11.Response:
+    def _response(self, status: int, headers: Headers, *, last: bool) -> h11.Response:
         full = [*headers, *self.config.response_headers("h11")]
         if last:
             full = [(name, value) for name, value in full if name.lower() != b"connection"]
@@ -332,22 +334,18 @@ def _malformed(error: h11.RemoteProtocolError, limits: ServerLimits) -> GatewayE
     return errors.BadRequest("What was received is not a well-formed HTTP/1.1 request.")
 
 
-def _objections(request: h11.Request, limits: ServerLimits) -> Iterator[GatewayError]:
-    """Yield why a well-formed head cannot be served."""
-    names = [name for name, _ in request.headers]
-    size = (
-        len(request.method)
-        + len(request.target)
-        + 12
-        + sum(len(name) + len(value) + 4 for name, value in request.headers)
-    )
+def _objections(request: h11.Request, headers: Headers, limits: ServerLimits) -> Iterator[GatewayError]:
+    """Yield why a well-formed head cannot be served; `headers` are its own, read once."""
+    names = [name for name, _ in headers]
+    lines = sum(len(name) + len(value) + 4 for name, value in headers)
+    size = len(request.method) + len(request.target) + 12 + lines
     if request.http_version not in {b"1.0", b"1.1"}:
         yield errors.BadRequest("This node speaks HTTP/1.1.")
     if len(request.target) > limits.target_bytes:
         yield errors.UriTooLong(f"Request targets are limited to {limits.target_bytes} bytes.")
     if size > limits.header_bytes:
         yield errors.HeaderFieldsTooLarge(f"Request line and headers are limited to {limits.header_bytes} bytes.")
-    if not all(_HOST.fullmatch(value) and len(value) <= 255 for name, value in request.headers if name == b"host"):
+    if not all(_HOST.fullmatch(value) and len(value) <= 255 for name, value in headers if name == b"host"):
         yield errors.BadRequest("The Host header names no host.")
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         yield errors.BadRequest("The request declares the length of its body in two ways.")
@@ -355,7 +353,7 @@ def _objections(request: h11.Request, limits: ServerLimits) -> Iterator[GatewayE
         yield errors.MethodNotAllowed(f"This node answers {_METHODS_HERE}.", headers={"Allow": _METHODS_HERE})
     if not _path(request.target).startswith(b"/") and (request.target, request.method) != (b"*", b"OPTIONS"):
         yield errors.BadRequest("The request target is neither a path nor a URL.")
-    expectations = [value.lower() for name, value in request.headers if name == b"expect"]
+    expectations = [value.lower() for name, value in headers if name == b"expect"]
     if expectations and expectations != [b"100-continue"]:
         yield errors.ExpectationFailed("The only expectation that this node meets is 100-continue.")
 
@@ -369,5 +367,5 @@ def _path(target: bytes) -> bytes:
     return slash + path if slash else b"/"
 
 
-def _declared(request: h11.Request) -> int:
-    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)
+def _declared(headers: Headers) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
