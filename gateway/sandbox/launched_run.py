@@ -19,7 +19,8 @@ from gateway.sandbox.bubblewrap_start import Place
 from gateway.sandbox.cgroup_files import Files, members
 from gateway.sandbox.cgroups import Group
 from gateway.sandbox.held_sandbox import Events, HeldSandbox, SetupFailed
-from gateway.sandbox.launcher_messages import Cleared, Ended, Failed, Message, Ready, Spawn
+from gateway.sandbox.launcher_messages import Cleared, Ended, Failed, Left, Message, Ready, Spawn
+from gateway.sandbox.leavings import leavings
 from gateway.sandbox.run_watch import RunWatch
 from gateway.sandbox.sandbox_end import SandboxEnd, remove_group
 
@@ -108,7 +109,7 @@ class LaunchedRun:
             self.state = State.HELD
             places = {tree: str(path) for tree, path in self._sandbox.group.places.items()}
             took = round((time.monotonic() - self._began) * 1_000_000)
-            self._send(Ready(self.asked.run, places, took, self._ahead), self._sandbox.directories)
+            self._send(Ready(self.asked.run, places, took, self._ahead), ())
 
     def release(self) -> None:
         """Let the command be executed, and count from here on."""
@@ -181,19 +182,28 @@ class LaunchedRun:
             self._end_of_it.look()
 
     def _ended(self) -> None:
-        told = None
-        if self._watch is not None and self._sandbox.group is not None:
-            told = self._account(self._watch, self._sandbox.group)
-        self._sandbox.close()
-        self._let_go_of_streams()
-        if told is None:
+        if self._watch is None or self._sandbox.group is None:
+            self._close()
             self.state = State.GONE
             remove_group(self._sandbox, self._place.loop, self._say_failed)
-        else:
-            self.state = State.ENDED
-            self._send(told, ())
+            return
+        scratch, out = self._sandbox.directories
+        left = leavings(scratch, out)
+        told = self._account(self._watch, self._sandbox.group, left.disk_bytes)
+        if not left.nothing:
+            self._send(Left(self.asked.run), (scratch, out))
+        # From here on nobody holds them, or the node alone: what is much takes long to be taken away.
+        self._close()
+        self.state = State.ENDED
+        self._send(told, ())
+        if left.nothing:
+            self.clear()
 
-    def _account(self, watch: RunWatch, group: Group) -> Ended:
+    def _close(self) -> None:
+        self._sandbox.close()
+        self._let_go_of_streams()
+
+    def _account(self, watch: RunWatch, group: Group, disk_bytes: int | None) -> Ended:
         return Ended(
             run=self.asked.run,
             stopped=watch.stopped,
@@ -206,11 +216,12 @@ class LaunchedRun:
             peak_tasks=group.peak_tasks(),
             task_denials=group.task_denials(),
             oom_kills=group.oom_kills(),
+            disk_bytes=disk_bytes,
             processes=alive_in(group),
         )
 
     def clear(self) -> None:
-        """Remove what is left of an ended run, and say what could not be."""
+        """Remove what is left of an ended run, of which nobody holds a descriptor, and say what could not be."""
         if self.state is State.ENDED:
             self.state = State.GONE
             remove_group(self._sandbox, self._place.loop, self._say_cleared)
@@ -228,8 +239,7 @@ class LaunchedRun:
         """Wait until all that was killed is dead, and let go of the rest: nobody is there to be told."""
         if self._sandbox.group is not None:
             self._sandbox.group.kill()
-        self._sandbox.close()
-        self._let_go_of_streams()
+        self._close()
 
 
 def alive_in(group: Group) -> int:

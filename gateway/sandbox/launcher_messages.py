@@ -5,11 +5,12 @@ travel in descriptors of their own).  The order of a run:
 
     node                                     launcher
     Spawn + 5 descriptors               ->   group, bubblewrap, hardening, starter; or one that was laid ahead
-                                        <-   Ready + 2 descriptors   (or Failed: it never ran, and nothing is left)
+                                        <-   Ready   (or Failed: it never ran, and nothing is left)
     Release                             ->   limits count from here on
     Stop, as often as it likes          ->
+                                        <-   Left + 2 descriptors, where it has left something
                                         <-   Ended: every process of it is dead
-    Clear, its descriptors closed       ->   groups removed
+    Clear after a Left, both closed     ->   groups removed; without a Left this is not waited for
                                         <-   Cleared
 
 A run that is stopped before its release ends in `Failed`.  A node that is gone (end of file) has every run killed
@@ -102,7 +103,7 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Clear:
-    """Remove what is left of an ended run; the node holds no descriptor of it any more."""
+    """Remove what is left of an ended run that has `Left` something; the node holds no descriptor of it any more."""
 
     run: str
 
@@ -130,8 +131,8 @@ class Unfit:
 class Ready:
     """The command is set up, hardened, looked at from outside and blocked before its execution.
 
-    Descriptors: the directories `/scratch` and `/out` of the run.  `places` are the directories of its groups,
-    `setup_us` is how long that took from its `Spawn` on, `ahead` that it was begun before.
+    `places` are the directories of its groups, `setup_us` is how long that took from its `Spawn` on, `ahead` that it
+    was begun before.
     """
 
     run: str
@@ -151,11 +152,22 @@ class Failed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Left:
+    """There is something in the `/out` of a run that is over, or much that the kernel has to take away with it.
+
+    Descriptors: its directories `/scratch` and `/out`, which nobody else has when `Ended` follows.
+    """
+
+    run: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Ended:
     """Every process of the run is dead; what was counted of it (None: could not be).
 
     `stopped` is the first reason to end it (`outcome.Stop`), `exit_code`, `sandbox_status` and `command_status` are
-    those of `outcome.Evidence`; `processes` is what is left alive, which should be 0.
+    those of `outcome.Evidence`; `disk_bytes` is what it used of `/scratch`, `processes` what is left alive, which
+    should be 0.
     """
 
     run: str
@@ -169,6 +181,7 @@ class Ended:
     peak_tasks: int | None
     task_denials: int | None
     oom_kills: int | None
+    disk_bytes: int | None
     processes: int | None
 
 
@@ -181,21 +194,23 @@ class Cleared:
     cgroups: int | None
 
 
-Message = Spawn | Lay | Release | Stop | Clear | Up | Unfit | Ready | Failed | Ended | Cleared
+Message = Spawn | Lay | Release | Stop | Clear | Up | Unfit | Ready | Failed | Left | Ended | Cleared
 _KINDS: Mapping[str, type[Any]] = {
-    each.__name__: each for each in (Spawn, Lay, Release, Stop, Clear, Up, Unfit, Ready, Failed, Ended, Cleared)
+    each.__name__: each for each in (Spawn, Lay, Release, Stop, Clear, Up, Unfit, Ready, Failed, Left, Ended, Cleared)
 }
+_AS_JSON = json.JSONEncoder(default=vars)
+"""Of messages, too, which have their fields and nothing else."""
 
 
 def packet(message: Message) -> bytes:
     """Return the packet that says it."""
-    return json.dumps({"says": type(message).__name__, **dataclasses.asdict(message)}).encode()
+    return _AS_JSON.encode({"says": type(message).__name__, **vars(message)}).encode()
 
 
 def message_of(packet: bytes) -> Message:
     """Return what a packet says; raises `ValueError` on what is none of it."""
     try:
-        told = json.loads(packet)
+        told = json.loads(packet.decode())
         kind = _KINDS[told.pop("says")]
         if "bounds" in told:
             told["bounds"] = Bounds(**told["bounds"])

@@ -25,7 +25,7 @@ import pytest
 
 from gateway.sandbox.cgroups import find
 from gateway.sandbox.image_lock import load_lock
-from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Lay, Ready, Release, Spawn
+from gateway.sandbox.launcher_messages import Cleared, Ended, Lay, Ready, Release, Spawn
 from gateway.sandbox.seccomp import load_filter
 from gateway.world.world import World, world_in_thread
 from tests.benchmarks.paid_runs import Bought, Seller, stopwatch
@@ -118,17 +118,16 @@ def by_launcher(driver: Driver, program: bytes, *, ahead: bool | None) -> Steps:
     began = time.perf_counter()
     driver.say(Spawn(name, 0, ROOMY, again=ahead is not False), [nothing, writes, writes, *files])
     os.close(writes)
-    ready, directories = driver.expect(Ready, name)
+    ready, _ = driver.expect(Ready, name)
     held = time.perf_counter()
     driver.say(Release(name))
     said = os.read(reads, 1)
     ended, _ = driver.expect(Ended, name)
     over = time.perf_counter()
-    for each in (*directories, reads, nothing, *files):
-        os.close(each)
-    driver.say(Clear(name))
     cleared, _ = driver.expect(Cleared, name)
     gone = time.perf_counter()
+    for each in (reads, nothing, *files):
+        os.close(each)
     assert (said, ended.exit_code, ended.processes, cleared.mounts, cleared.cgroups) == (b"", 0, 0, 0, 0)
     assert ahead is None or ready.ahead is ahead
     return Steps(held - began, over - held, gone - over, ended.wall_us / 1e6)

@@ -43,6 +43,7 @@ from gateway.sandbox.launcher_messages import (
     Cleared,
     Ended,
     Failed,
+    Left,
     Message,
     Ready,
     Release,
@@ -115,15 +116,15 @@ def pinned_image() -> Iterator[Path]:
 class Run:
     """One run as the test holds it: the pipes, what came of them, and what the launcher said.
 
-    `unread` is the read end of its standard error, which is read from its release on, as the node does.
+    `unread` is the read end of its standard error, which is read from its release on, as the node does.  `left` are its
+    `/scratch` and `/out`, where it has left something there.
     """
 
     name: str
     stdin: int
     unread: int = -1
     ready: Ready | None = None
-    scratch: int = -1
-    out: int = -1
+    left: tuple[int, ...] = ()
     _read: dict[int, bytearray] = field(default_factory=dict)
     _readers: list[threading.Thread] = field(default_factory=list)
     ended: Ended | None = None
@@ -177,11 +178,11 @@ class Run:
 
     def close(self) -> None:
         """Let go of its descriptors."""
-        for each in (self.scratch, self.out, self.stdin):
+        for each in (*self.left, self.stdin):
             if each >= 0:
                 os.close(each)
         self.read_on()
-        self.scratch = self.out = self.stdin = -1
+        self.left, self.stdin = (), -1
 
 
 class Driver:
@@ -218,12 +219,17 @@ class Driver:
 
     def expect(self, kind: type[M], run: str) -> tuple[M, list[int]]:
         """Return the next message of this run, which has to be of this kind; those of other runs are kept."""
+        message, descriptors = self.next_of(run)
+        assert isinstance(message, kind), message
+        return message, descriptors
+
+    def next_of(self, run: str) -> tuple[Message, list[int]]:
+        """Return the next message of this run; those of other runs are kept."""
         kept: deque[tuple[Message, list[int]]] = deque()
         while True:
             message, descriptors = self._heard.popleft() if self._heard else self.hear()
             if getattr(message, "run", None) == run:
                 self._heard = kept + self._heard
-                assert isinstance(message, kind), message
                 return message, descriptors
             kept.append((message, descriptors))
 
@@ -270,7 +276,7 @@ class Driver:
     ) -> Run:
         """Ask for a run and wait until it is ready."""
         run = self.begin(command, bounds, stdin=stdin, slot=slot, again=again, name=name)
-        run.ready, (run.scratch, run.out) = self.expect(Ready, run.name)
+        run.ready, _ = self.expect(Ready, run.name)
         return run
 
     def release(self, run: Run) -> None:
@@ -284,8 +290,13 @@ class Driver:
 
     def ended(self, run: Run) -> Ended:
         """Wait until every process of it is dead."""
-        run.ended, _ = self.expect(Ended, run.name)
-        return run.ended
+        told, directories = self.next_of(run.name)
+        if isinstance(told, Left):
+            run.left = tuple(directories)
+            told, _ = self.next_of(run.name)
+        assert isinstance(told, Ended), told
+        run.ended = told
+        return told
 
     def failed(self, run: Run) -> Failed:
         """Wait until it is told that it never ran."""
@@ -294,9 +305,11 @@ class Driver:
         return run.failed
 
     def clear(self, run: Run) -> Cleared:
-        """Have it removed."""
+        """Have it removed, where the launcher waits for that."""
+        waits = bool(run.left)
         run.close()
-        self.say(Clear(run.name))
+        if waits:
+            self.say(Clear(run.name))
         run.cleared, _ = self.expect(Cleared, run.name)
         return run.cleared
 

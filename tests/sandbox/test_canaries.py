@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -331,8 +330,8 @@ def whole_run(driver: Driver, canary: Canary) -> RunResult:
     if canary.name == "output":
         stop_at_its_output_limit(driver, run, limits.output_bytes)
     told = driver.ended(run)
-    listing = artifacts.listing(run.out, artifacts.Bounds(limits.artifact_bytes))
-    disk = os.fstatvfs(run.scratch)
+    nothing = artifacts.Listing((), complete=True)
+    listing = artifacts.listing(run.left[1], artifacts.Bounds(limits.artifact_bytes)) if run.left else nothing
     cleared = driver.clear(run)
     stopped = None if told.stopped is None else Stop(told.stopped)
     evidence = Evidence(
@@ -349,7 +348,7 @@ def whole_run(driver: Driver, canary: Canary) -> RunResult:
             told.peak_memory,
             told.peak_tasks,
             told.wall_us // 1000,
-            (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            told.disk_bytes,
             len(kept),
             listing.total_bytes,
         ),

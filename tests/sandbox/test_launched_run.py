@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.sandbox.cgroups import ROOT
 from gateway.sandbox.launched_run import LONGEST_COMMAND, read_command
-from gateway.sandbox.launcher_messages import Clear
+from gateway.sandbox.launcher_messages import Clear, Cleared
 from gateway.sandbox.outside_check import status_of
-from tests.sandbox.in_groups import eventually
-from tests.sandbox.launcher_driver import Driver, Run, uids_alive
+from tests.sandbox.in_groups import eventually, standing
+from tests.sandbox.launcher_driver import MIB, Driver, Run, uids_alive
 
 FOREVER = ["node", "-e", "setInterval(() => {}, 1000); console.log('there')"]
 
@@ -49,6 +50,43 @@ def test_clear_waits_for_the_end(driver: Driver) -> None:
     driver.stop(run)
     assert driver.ended(run).processes == 0
     assert driver.clear(run).cgroups == 0
+
+
+def writes(driver: Driver, script: str) -> Run:
+    """Run this to its end."""
+    run = driver.spawn(["node", "-e", f"const fs = require('fs'); {script}"])
+    driver.release(run)
+    assert driver.ended(run).processes == 0
+    return run
+
+
+def test_a_run_that_left_nothing_is_cleared_away_unasked(driver: Driver) -> None:
+    run = writes(driver, "fs.writeFileSync('/scratch/a', 'x'.repeat(8192)); fs.rmSync('/out/b', {force: true})")
+    assert (run.left, run.told().disk_bytes) == ((), 8192)
+    cleared, _ = driver.expect(Cleared, run.name)
+    assert (cleared.mounts, cleared.cgroups) == (0, 0)
+    assert standing(ROOT, driver.prefix) == []
+    driver.say(Clear(run.name))
+    assert driver.run(["node", "-e", "0"]).told().exit_code == 0
+    assert driver.silent()
+
+
+@pytest.mark.parametrize(
+    ("script", "disk_bytes"),
+    [("fs.mkdirSync('/out/a')", 0), ("fs.writeFileSync('/scratch/a', Buffer.alloc(24 << 20))", 24 * MIB)],
+    ids=["in /out", "much in /scratch"],
+)
+def test_what_a_run_has_left_stands_until_nobody_holds_it(driver: Driver, script: str, disk_bytes: int) -> None:
+    run = writes(driver, script)
+    assert (len(run.left), run.told().disk_bytes) == (2, disk_bytes)
+    assert not {os.fstat(each).st_dev for each in run.left} & devices_open_in(driver.process.pid)
+    assert driver.failed(driver.begin(["node"])).reason == "sandbox.spawn_refused"  # the slot is still its own
+    cleared = driver.clear(run)
+    assert (cleared.mounts, cleared.cgroups) == (0, 0)
+
+
+def devices_open_in(pid: int) -> set[int]:
+    return {each.stat().st_dev for each in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def test_what_is_said_of_a_run_that_is_not_known_is_not_answered(driver: Driver) -> None:

@@ -137,7 +137,7 @@ console.log(JSON.stringify(seen.filter(([, kind]) => kind != 'pipe')), seen.slic
         )
         driver.release(run)
         driver.ended(run)
-        assert [os.stat(name, dir_fd=place).st_size for name, place in (("a", run.out), ("c", run.scratch))] == [1, 1]
+        assert [os.stat(name, dir_fd=place).st_size for name, place in zip("ca", run.left, strict=True)] == [1, 1]
         cleared = driver.clear(run)
         assert (cleared.mounts, cleared.cgroups) == (0, 0)
 

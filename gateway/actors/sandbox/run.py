@@ -20,7 +20,7 @@ from gateway.actors.sandbox.pipes import Pipes, open_pipes
 from gateway.errors import ExecutionFailed, ExecutionReconciliation
 from gateway.sandbox import launcher_messages as messages
 from gateway.sandbox.artifacts import Bounds, Listing, listing
-from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Failed, Ready, Release, Spawn
+from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Failed, Left, Ready, Release, Spawn
 from gateway.sandbox.limits import Limits
 from gateway.sandbox.outcome import Cleanup, Denials, Evidence, Stop, Usage, decide
 from gateway.sandbox.output_text import Capture, Stream
@@ -32,8 +32,6 @@ CALLED_OFF = "called_off"
 NO_DESCRIPTORS = "no_descriptors"
 NO_TIME = "deadline"
 SETUP_TIMEOUT = "setup_timeout"
-LITTLE_FILES, LITTLE_BYTES = 500, 16 * 2**20
-"""What the kernel takes away in some two milliseconds."""
 
 
 @attrs.frozen(eq=False)
@@ -82,6 +80,7 @@ class Run:
     released: bool = False
     clean: bool = True
     _called_off: bool = False
+    _left: Heard | None = None
 
     def call_off(self) -> None:
         """Have it end as soon as it can; what it comes to is no result then."""
@@ -109,15 +108,14 @@ class Run:
                 try:
                     await self._commit(line)
                     ended, capture = await self._run(pipes, line)
-                    disk_bytes, files = await _left(ready, command.limits)
+                    files = await self._files()
                 finally:
-                    await _let_go(ready)
+                    await self._let_go()
             cleanup = await self._clear(line, ended)
-            ahead = isinstance(ready.message, Ready) and ready.message.ahead
-            return self._result(ended, capture, disk_bytes, files, cleanup, setup_ms, ahead)
+            return self._result(ended, capture, files, cleanup, setup_ms, ready.ahead)
 
-    async def _set_up(self, pipes: Pipes, line: Line) -> Heard:
-        """Have it made ready; its descriptors are the caller's to close."""
+    async def _set_up(self, pipes: Pipes, line: Line) -> Ready:
+        """Have it made ready."""
         command = self.command
         left = command.begins_by(self.end_s) - trio.current_time()
         if left <= 0:
@@ -127,8 +125,8 @@ class Run:
         pipes.hand_over()
         heard = await self._heard(line, min(self.setup_s, left))
         match heard:
-            case Heard(Ready(), (_, _)):
-                return heard
+            case Heard(Ready() as ready, ()):
+                return ready
             case Heard(Failed() as failed):
                 self.clean = failed.left is None
                 raise never_ran(CALLED_OFF if self._called_off else failed.reason, failed.detail)
@@ -162,7 +160,7 @@ class Run:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pipes.write)
             nursery.start_soon(self._read, pipes, capture, drained)
-            over = await self._heard_of(line, (Ended, Failed), limits.wall_time_ms / 1000 + self.end_s)
+            over = await self._over(line, limits.wall_time_ms / 1000 + self.end_s)
             if isinstance(over, Ended):
                 with trio.move_on_after(self.end_s):
                     await drained.wait()
@@ -175,6 +173,21 @@ class Run:
                 raise never_ran(over.reason, over.detail)
         self.link.give_up(LAUNCHER_HUNG)
         raise lost(self.link.lost or LAUNCHER_HUNG)
+
+    async def _over(self, line: Line, within: float) -> Ended | Failed | None:
+        """Return what tells of its end, like `_heard`, and keep what it has left."""
+        until = trio.current_time() + within
+        while (heard := await self._heard(line, until - trio.current_time())) is not None:
+            match heard:
+                case Heard(Ended() | Failed() as over):
+                    return over
+                case Heard(Left(), (_, _)) if self._left is None:
+                    self._left = heard
+                    continue
+                case Heard(Left()):
+                    self.link.give_up(LAUNCHER_BROKEN)
+            heard.close()
+        return None
 
     async def _read(self, pipes: Pipes, capture: Capture, drained: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
@@ -197,9 +210,29 @@ class Run:
             if capture.feed(stream, chunk):
                 self._stop(Stop.OUTPUT)
 
+    async def _files(self) -> Listing:
+        """Return what stands in `/out`, all of its processes being dead."""
+        if self._left is None:
+            return Listing((), complete=True)
+        _, out = self._left.descriptors
+        try:
+            return await trio.to_thread.run_sync(listing, out, Bounds(self.command.limits.artifact_bytes))
+        except OSError:
+            return Listing((), complete=False)
+
+    async def _let_go(self) -> None:
+        """Close its directories: with their last descriptors the kernel takes away all that was written.
+
+        It takes a second for half a million files, in which the loop must not stand still.
+        """
+        if self._left is not None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._left.close)
+
     async def _clear(self, line: Line, ended: Ended) -> Cleanup:
         """Have removed what is left, once no descriptor of it is held here."""
-        self.link.say(Clear(self.command.run))
+        if self._left is not None:
+            self.link.say(Clear(self.command.run))
         cleared = await self._heard_of(line, Cleared, self.end_s)
         if cleared is None:
             return Cleanup(ended.processes, None, None)
@@ -211,7 +244,6 @@ class Run:
         self,
         ended: Ended,
         capture: Capture,
-        disk_bytes: int | None,
         files: Listing,
         cleanup: Cleanup,
         setup_ms: int,
@@ -238,7 +270,7 @@ class Run:
                 peak_memory_bytes=ended.peak_memory,
                 processes_peak=ended.peak_tasks,
                 wall_ms=_ms(ended.wall_us),
-                disk_bytes=disk_bytes,
+                disk_bytes=ended.disk_bytes,
                 output_bytes=capture.kept_bytes,
                 artifact_bytes=files.total_bytes,
             ),
@@ -272,11 +304,11 @@ class Run:
                 return None
         return None
 
-    async def _heard_of(self, line: Line, kinds: type[M] | tuple[type[M], ...], within: float) -> M | None:
-        """Return the next message of these kinds, like `_heard`."""
+    async def _heard_of(self, line: Line, kind: type[M], within: float) -> M | None:
+        """Return the next message of this kind, like `_heard`."""
         until = trio.current_time() + within
         while (heard := await self._heard(line, until - trio.current_time())) is not None:
-            if isinstance(heard.message, kinds):
+            if isinstance(heard.message, kind):
                 return heard.message
             heard.close()
         return None
@@ -317,48 +349,6 @@ def never_ran(reason: str, detail: str = "") -> ExecutionFailed:
 def lost(reason: str) -> ExecutionReconciliation:
     """Return the failure of a run that may have run, and of which nothing is known."""
     return ExecutionReconciliation(f"The command may have run ({reason}).", extra={"reason": reason})
-
-
-async def _left(ready: Heard, limits: Limits) -> tuple[int | None, Listing]:
-    """Return how much was written to `/scratch`, and what stands in `/out`, of a run whose processes are all dead."""
-    scratch, out = ready.descriptors
-    try:
-        disk_bytes = _used(os.statvfs(scratch))
-    except OSError:
-        disk_bytes = None
-    try:
-        with os.scandir(out) as entries:
-            empty = next(entries, None) is None
-        if empty:
-            return disk_bytes, Listing((), complete=True)
-        bounds = Bounds(limits.artifact_bytes)
-        return disk_bytes, await trio.to_thread.run_sync(listing, out, bounds)
-    except OSError:
-        return disk_bytes, Listing((), complete=False)
-
-
-async def _let_go(ready: Heard) -> None:
-    """Close the directories of a run: with their last descriptors the kernel takes away all that was written.
-
-    It takes a second for half a million files, in which the loop must not stand still.
-    """
-    if all(map(_holds_little, ready.descriptors)):
-        ready.close()
-        return
-    with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(ready.close)
-
-
-def _holds_little(directory: int) -> bool:
-    try:
-        told = os.statvfs(directory)
-    except OSError:
-        return False
-    return told.f_files - told.f_ffree <= LITTLE_FILES and _used(told) <= LITTLE_BYTES
-
-
-def _used(told: os.statvfs_result) -> int:
-    return (told.f_blocks - told.f_bfree) * told.f_frsize
 
 
 def _ms(us: int) -> int:

@@ -75,6 +75,11 @@ def descriptors() -> set[str]:
     return found
 
 
+def opened(descriptor: int) -> str:
+    """Return the path of what is open."""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
 async def until(true: Callable[[], bool]) -> None:
     with trio.fail_after(SOON_S):
         while not true():  # noqa: ASYNC110 - of another process, or of somebody who rings no bell

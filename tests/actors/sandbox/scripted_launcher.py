@@ -25,6 +25,7 @@ from gateway.sandbox.launcher_messages import (
     Cleared,
     Ended,
     Failed,
+    Left,
     Message,
     Ready,
     Release,
@@ -45,6 +46,8 @@ class Script:
     `at` is one of spawned, released, ended and cleared: there it does `then`, which is `die`, `hang` or `garbage`.
     `fails` is the reason of a set-up that fails, or of one that is `ready` before it does; `left` what is left of it.
     `waits` has it run until it is stopped.
+    `files` are what it leaves in `/out`, and with `much` it leaves too much for the launcher in `/scratch`; it `leaves`
+    them as often as it says so.
     `keeps_output_open` has somebody else hold its standard output.  Without an `exit_code` it was never executed.
     """
 
@@ -53,6 +56,8 @@ class Script:
     echo: bool = False
     exit_code: int | None = 0
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    much: bool = False
+    leaves: int = 1
     at: str = ""
     then: str = ""
     fails: str = ""
@@ -128,11 +133,7 @@ class Launcher:
             case Stop(name, reason):
                 self.stop(name, reason)
             case Clear(name):
-                run = self.runs[name]
-                if self.comes_to(run, "cleared"):
-                    shutil.rmtree(run.directory)
-                    self.say(Cleared(name, run.script.mounts, 0))
-                    del self.runs[name]
+                self.clear(self.runs[name])
 
     def stop(self, name: str, reason: str) -> None:
         run = self.runs.get(name)
@@ -158,10 +159,7 @@ class Launcher:
             return
         for name in ("scratch", "out"):
             (directory / name).mkdir()
-        places = [os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("scratch", "out")]
-        self.say(Ready(spawn.run, {"memory": "/nowhere"}, 1000, ahead=False), tuple(places))
-        for each in places:
-            os.close(each)
+        self.say(Ready(spawn.run, {"memory": "/nowhere"}, 1000, ahead=False))
         if script.fails:
             self.fail(run)
             return
@@ -188,8 +186,27 @@ class Launcher:
         run.close(0, 2)
         if not script.keeps_output_open:
             run.close(1)
+        left = script.much or bool(script.files)
+        if left:
+            self.leave(run)
         if self.comes_to(run, "ended"):
             self.say(ended(run, began))
+            if not left:
+                self.clear(run)
+
+    def leave(self, run: Run) -> None:
+        """Hand over its directories, as often as the script has it."""
+        places = [os.open(run.directory / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("scratch", "out")]
+        for _ in range(run.script.leaves):
+            self.say(Left(run.name), tuple(places))
+        for each in places:
+            os.close(each)
+
+    def clear(self, run: Run) -> None:
+        if self.comes_to(run, "cleared"):
+            shutil.rmtree(run.directory)
+            self.say(Cleared(run.name, run.script.mounts, 0))
+            del self.runs[run.name]
 
     def comes_to(self, run: Run, point: str) -> bool:
         """Return False where nothing more is to come of it."""
@@ -215,7 +232,7 @@ def ended(run: Run, began: float) -> Ended:
     stopped = run.script.stopped or run.stopped
     code = None if stopped else run.script.exit_code
     status = 9 if stopped else (1 if code is None else code) << 8
-    return Ended(run.name, stopped, code, status, None, 42_400, wall_us, 2**23, 9, 0, 0, 0)
+    return Ended(run.name, stopped, code, status, None, 42_400, wall_us, 2**23, 9, 0, 0, 4096, 0)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from gateway.actors.sandbox.link import Link, open_link
 from gateway.actors.sandbox.pipes import open_pipes
-from gateway.sandbox.launcher_messages import Bounds, Failed, Ready, Release, Spawn, Stop, Unfit, Up, packet
-from tests.actors.sandbox.scenes import SOON_S, descriptors, launched, script, settings_in, until
+from gateway.sandbox.launcher_messages import Bounds, Failed, Left, Ready, Release, Spawn, Stop, Unfit, Up, packet
+from tests.actors.sandbox.scenes import SOON_S, descriptors, launched, opened, script, settings_in, until
 
 BOUNDS = Bounds(1, 1, 1, 1, 1, 1, 1, single=False)
 
@@ -23,11 +23,6 @@ BOUNDS = Bounds(1, 1, 1, 1, 1, 1, 1, single=False)
 def spawn(link: Link, run: str, **members: object) -> None:
     with closing(open_pipes(script(**members), b"", b"")) as pipes:
         link.say(Spawn(run, 0, BOUNDS), pipes.given)
-
-
-def opened(descriptor: int) -> str:
-    """Return the path of what is open."""
-    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 async def greeting(images: Path, *options: str, within: float = SOON_S) -> Up | Unfit:
@@ -115,9 +110,11 @@ async def test_it_ends_with_the_block_also_where_that_is_cancelled(tmp_path: Pat
 async def test_descriptors_go_both_ways(tmp_path: Path) -> None:
     async with launched(tmp_path) as here:
         with here.link.line("run-1") as line:
-            spawn(here.link, "run-1")
+            spawn(here.link, "run-1", much=True)
+            assert isinstance((await line.receive()).message, Ready)
+            here.link.say(Release("run-1"))
             heard = await line.receive()
-            assert isinstance(heard.message, Ready)
+            assert isinstance(heard.message, Left)
             assert [os.get_inheritable(each) for each in heard.descriptors] == [False, False]
             assert [name.rpartition("/")[2] for name in map(opened, heard.descriptors)] == ["scratch", "out"]
             heard.close()
@@ -127,11 +124,13 @@ async def test_what_is_said_of_a_run_that_nobody_hears_leaves_nothing_open(tmp_p
     async with launched(tmp_path) as here:
         before = descriptors()
         with here.link.line("run-1"):
-            spawn(here.link, "run-1")
+            spawn(here.link, "run-1", much=True)
+            here.link.say(Release("run-1"))
             await until(lambda: len(descriptors()) == len(before) + 2)
-        spawn(here.link, "run-2")
-        spawn(here.link, "run-3")
+        spawn(here.link, "run-2", much=True)
+        here.link.say(Release("run-2"))
         with here.link.line("run-3") as line:
+            spawn(here.link, "run-3")
             (await line.receive()).close()
         await until(lambda: descriptors() == before)
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -15,9 +16,20 @@ from gateway.errors import ExecutionFailed, ExecutionReconciliation, GatewayErro
 from gateway.sandbox.artifacts import Artifact
 from gateway.sandbox.outcome import Ending, Outcome
 from gateway.sandbox.run_result import RunResult
-from tests.actors.sandbox.scenes import LIMITS, SOON_S, Launched, at_once, command, descriptors, launched, script, until
+from tests.actors.sandbox.scenes import (
+    LIMITS,
+    SOON_S,
+    Launched,
+    at_once,
+    command,
+    descriptors,
+    launched,
+    opened,
+    script,
+    until,
+)
 
-LIFE = ["Spawn", "Release", "Clear"]
+LIFE = ["Spawn", "Release"]
 
 
 @pytest.fixture
@@ -54,41 +66,57 @@ async def test_a_run_gives_what_it_wrote_what_it_left_and_what_was_measured(here
     assert (usage.cpu_millis, usage.peak_memory_bytes, usage.processes_peak) == (42, 2**23, 9)
     assert (usage.output_bytes, usage.artifact_bytes) == (4, 6)
     assert usage.wall_ms is not None
-    assert usage.disk_bytes is not None
+    assert usage.disk_bytes == 4096
     assert result.cleanup.verified
     assert result.setup_ms >= 0
     assert (run.released, run.clean) == (True, True)
+    assert says(here) == [*LIFE, "Clear"]
+
+
+async def test_what_a_run_that_left_nothing_came_to_is_told_without_a_word_from_here(
+    here: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", None)
+    result = await live(here.run(command(script())))
+    assert (result.artifacts.artifacts, result.artifacts.complete) == ((), True)
+    assert result.cleanup.verified
     assert says(here) == LIFE
 
 
-def holding(files: int, size: int) -> Callable[[int], os.statvfs_result]:
-    """What a file system tells that holds so much."""
-    blocks = size // 4096
-    return lambda _: os.statvfs_result((4096, 4096, blocks + 1, 1, 1, files + 1, 1, 1, 0, 255))
-
-
-async def test_a_run_that_left_little_needs_no_thread(here: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trio.to_thread, "run_sync", None)
-    monkeypatch.setattr(os, "statvfs", holding(3, 2**20))
-    assert (await live(here.run(command(script())))).artifacts.artifacts == ()
-
-
-@pytest.mark.parametrize(("files", "size"), [(500_000, 0), (2, 2**30)])
-async def test_the_loop_does_not_wait_while_the_kernel_takes_away_much_that_was_written(
-    here: Launched, monkeypatch: pytest.MonkeyPatch, files: int, size: int
+async def test_the_loop_does_not_wait_while_the_kernel_takes_away_what_was_written(
+    here: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere: list[int] = []
+    elsewhere: list[str] = []
     close, loop = os.close, threading.get_ident()
 
     def closes(descriptor: int) -> None:
         if threading.get_ident() != loop:
-            elsewhere.append(descriptor)
+            elsewhere.append(opened(descriptor))
         close(descriptor)
 
-    monkeypatch.setattr(os, "statvfs", holding(files, size))
     monkeypatch.setattr(os, "close", closes)
-    await live(here.run(command(script())))
-    assert len(elsewhere) == 2
+    result = await live(here.run(command(script(much=True))))
+    assert [name.rpartition("/")[2] for name in elsewhere] == ["scratch", "out"]
+    assert (result.artifacts.artifacts, result.artifacts.complete) == ((), True)
+    assert says(here) == [*LIFE, "Clear"]
+
+
+@pytest.mark.parametrize("point", ["ended", "cleared"])
+@pytest.mark.parametrize("members", [{}, {"files": {"a": "b"}}], ids=["nothing left", "something left"])
+async def test_a_launcher_that_is_lost_leaves_nothing_open(
+    here: Launched, point: str, members: dict[str, object]
+) -> None:
+    before = descriptors()
+    with suppress(ExecutionReconciliation):
+        await live(here.run(command(script(at=point, then="die", **members))))
+    assert descriptors() - before == set()
+
+
+async def test_what_was_left_twice_is_of_a_broken_launcher(here: Launched) -> None:
+    before = descriptors()
+    run = here.run(command(script(files={"a": "b"}, leaves=2)))
+    assert await reason_of(run, ExecutionReconciliation) == "sandbox.launcher_broken"
+    assert descriptors() - before == set()
 
 
 async def test_nothing_is_open_after_a_run(here: Launched) -> None:
@@ -290,7 +318,7 @@ async def test_one_that_is_called_off_while_it_runs_is_ended_and_cleared(here: L
         run.call_off()
     assert results[0].ending == Ending(Outcome.CANCELLED)
     assert results[0].cleanup.verified
-    assert here.heard[-2:] == [("Stop", "cancelled"), ("Clear", "")]
+    assert here.heard[-1] == ("Stop", "cancelled")
 
 
 async def test_an_artifact_that_cannot_be_listed_does_not_cost_the_result(
