@@ -16,11 +16,12 @@ from gateway.http.openai_wire import completion_body
 
 @attrs.frozen
 class Outgoing:
-    """A 200."""
+    """A 200; `replayed` says that it is a stored result."""
 
     operation_id: str
     body: bytes = attrs.field(repr=False)
     headers: Mapping[str, str]
+    replayed: bool
 
 
 def outgoing(
@@ -35,7 +36,7 @@ def outgoing(
         headers["Idempotency-Replayed"] = "true"
     headers |= receipt_headers(ended)
     body = envelope(ended) if form == "envelope" else completion_body(ended)
-    return Outgoing(ended.operation_id, body, headers)
+    return Outgoing(ended.operation_id, body, headers, ended.replayed)
 
 
 def envelope(ended: Ended) -> bytes:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import trio
-from hypercorn.typing import HTTPScope
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -20,8 +19,7 @@ from quart import Response, g
 from gateway.actors.runtime import Health
 from gateway.actors.store import Row, Store
 from gateway.errors import GatewayError
-from gateway.http.problems import Answer
-from gateway.http.server import GatewayApp, Serve
+from gateway.http.server import Account, GatewayApp
 from gateway.registry.execution import Family, Served, Work
 from gateway.registry.operation import Operation
 from gateway.registry.qualification import Evidence
@@ -29,7 +27,6 @@ from gateway.registry.qualification import Evidence
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
 """The operation of a request that is none of the table's."""
-CLIENT_GONE = 499
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 LOOK_BACK_MS = 60_000
@@ -89,9 +86,11 @@ class Metrics:
         A client that left before its answer counts as 499.  What the server refuses beneath the application (a
         malformed head, a body that is too large or too slow) is not counted.
         """
-        for operation in table.values():
-            path = operation.path.encode()
-            app.operations[path] = self._metered(operation.id, app.operations[path])
+        operations = {operation.path: operation.id for operation in table.values()}
+
+        def hear(account: Account) -> None:
+            operation = operations.get(account.path, OTHER)
+            self.answered(operation, account.status, account.seconds, replayed=account.replayed)
 
         async def begin() -> None:
             g.began = time.perf_counter()
@@ -102,24 +101,7 @@ class Metrics:
 
         app.before_request_funcs.setdefault(None, []).insert(0, begin)
         app.after_request(count)
-
-    def _metered(self, operation: str, serve: Serve) -> Serve:
-        async def metered(scope: HTTPScope, body: bytes) -> Answer:
-            began, status, replayed = time.perf_counter(), 500, False
-            try:
-                answer = await serve(scope, body)
-                status, replayed = answer[0], "Idempotency-Replayed" in answer[1]
-            except GatewayError as failure:
-                status = failure.status
-                raise
-            except trio.Cancelled:
-                status = CLIENT_GONE
-                raise
-            finally:
-                self.answered(operation, status, time.perf_counter() - began, replayed=replayed)
-            return answer
-
-        return metered
+        app.accountants.append(hear)
 
     def page(self, gauges: Iterable[Metric]) -> bytes:
         """Return the page: the counters, and what was read for it."""

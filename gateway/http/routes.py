@@ -22,7 +22,7 @@ from gateway.http.models import ModelsPage, add_models
 from gateway.http.operation_view import view
 from gateway.http.pipeline import Incoming, Node, Pipeline
 from gateway.http.request_headers import Headers, idempotency_key
-from gateway.http.server import GatewayApp, Serve
+from gateway.http.server import Account, GatewayApp, Serve
 from gateway.registry.operation import Operation
 
 OPERATION_ID = re.compile(r"op_[0-9A-HJKMNP-TV-Z]{26}\Z")
@@ -32,8 +32,6 @@ PUBLIC = {"Cache-Control": "public, max-age=300"}
 LIVE = {"Cache-Control": "no-store"}
 HEALTH = ("/healthz", "/readyz")
 LONGEST_PATH = 200
-CLIENT_GONE = 499
-"""Logged where the client left before its answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -76,33 +74,25 @@ def _dressed(failure: errors.GatewayError, path: str) -> errors.GatewayError:
 
 
 def _serve(pipeline: Pipeline) -> Serve:
-    path = pipeline.operation.path
-
-    async def serve(scope: HTTPScope, body: bytes) -> problems.Answer:
-        began = time.perf_counter()
-        status = CLIENT_GONE
-        told: Mapping[str, str | None] = {}
-        tell = log.info
-        try:
-            answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
-            status, told = 200, {"operationId": answer.operation_id}
-            return 200, dict(answer.headers), answer.body
-        except errors.GatewayError as failure:
-            if failure.code == errors.PaymentRequired.code:
-                tell = log.debug  # a question for the price changes nothing; the metrics count it
-            status, told = failure.status, {"code": failure.code, "operationId": failure.operation_id}
-            raise
-        except Exception:
-            status = 500
-            raise
-        finally:
-            tell("request", method="POST", path=path, status=status, ms=_ms_since(began), **told)
+    async def serve(scope: HTTPScope, body: bytes, account: Account) -> problems.Answer:
+        answer = await pipeline.call(Incoming(_headers(scope), body, _peer(scope)))
+        account.operation_id, account.replayed = answer.operation_id, answer.replayed
+        return 200, dict(answer.headers), answer.body
 
     return serve
 
 
+def _tell(account: Account) -> None:
+    """Log what became of a request for an operation."""
+    tell = log.debug if account.code == errors.PaymentRequired.code else log.info
+    told = {"code": account.code, "operationId": account.operation_id}
+    if account.code is None:
+        told = {"operationId": account.operation_id} if account.operation_id is not None else {}
+    tell("request", method="POST", path=account.path, status=account.status, ms=_ms(account.seconds), **told)
+
+
 def _add_log(app: GatewayApp) -> None:
-    """Log every answer that is none of an operation, which logs itself; a health check only when it fails."""
+    """Log every answer; a health check only when it fails."""
 
     async def begin() -> None:
         g.asked_at = time.perf_counter()
@@ -110,16 +100,17 @@ def _add_log(app: GatewayApp) -> None:
     async def tell(response: Response) -> Response:
         if request.path not in HEALTH or response.status_code >= 500:
             path = request.path[:LONGEST_PATH]
-            ms = _ms_since(g.asked_at)
+            ms = _ms(time.perf_counter() - g.asked_at)
             log.info("request", method=request.method, path=path, status=response.status_code, ms=ms)
         return response
 
     app.before_request_funcs.setdefault(None, []).insert(0, begin)
     app.after_request(tell)
+    app.accountants.append(_tell)
 
 
-def _ms_since(began: float) -> float:
-    return round((time.perf_counter() - began) * 1000, 1)
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
 
 
 def _headers(scope: Any) -> Headers:

@@ -18,7 +18,7 @@ from gateway.errors import EngineBlocked, PaymentRequired
 from gateway.http import metrics as figures
 from gateway.http.metrics import Endings, MeteredFamily, Metrics
 from gateway.http.problems import Answer
-from gateway.http.server import GatewayApp, bind, serve
+from gateway.http.server import Account, GatewayApp, bind, serve
 from gateway.registry.execution import Served, Work
 from gateway.registry.qualification import Evidence, State
 from gateway.registry.table import OPERATIONS
@@ -43,16 +43,17 @@ async def counted() -> AsyncIterator[tuple[Metrics, str]]:
     app = GatewayApp(base_url="https://node.example", body_cap=lambda _: 1000)
     metrics = Metrics()
 
-    async def paid(scope: HTTPScope, body: bytes) -> Answer:
+    async def paid(scope: HTTPScope, body: bytes, account: Account) -> Answer:
         del scope
         if body == b"gone":
             await trio.sleep_forever()
         if body != b"{}":
             raise PaymentRequired
-        return 200, {"Idempotency-Replayed": "true"}, b"{}"
+        account.replayed = True
+        return 200, {}, b"{}"
 
-    async def free(scope: HTTPScope, body: bytes) -> Answer:
-        raise RuntimeError(scope, body)
+    async def free(scope: HTTPScope, body: bytes, account: Account) -> Answer:
+        raise RuntimeError(scope, body, account)
 
     @app.get("/healthz")
     async def healthz() -> Response:

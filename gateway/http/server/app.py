@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+import attrs
 import structlog
 import trio
 from hypercorn.typing import (
@@ -44,9 +46,36 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
 }
 _PATH_CHARACTERS = "/!$&'()*+,;=:@-._~"  # those of RFC 3986 that a path spells as they are
 
+CLIENT_GONE = 499
+"""The status of a request whose client left before its answer."""
 
-Serve = Callable[[HTTPScope, bytes], Awaitable[problems.Answer]]
-"""Answers a POST of an operation from its ASGI scope and its whole body, or raises the `GatewayError` for it."""
+
+@attrs.define
+class Account:
+    """What became of a request for an operation.
+
+    Attributes:
+        path: the operation's.
+        status: the answer's, or `CLIENT_GONE`.
+        code: the problem's, where the answer is one.
+        operation_id: what the answer is about, where it is about one.
+        replayed: the answer is a stored result.
+        seconds: from the end of the request until its answer was made, or its client left.
+    """
+
+    path: str
+    status: int = CLIENT_GONE
+    code: str | None = None
+    operation_id: str | None = None
+    replayed: bool = False
+    seconds: float = 0.0
+
+
+Serve = Callable[[HTTPScope, bytes, Account], Awaitable[problems.Answer]]
+"""Answers a POST of an operation from its ASGI scope and its whole body, or raises the `GatewayError` for it.
+
+It notes in the account which operation its answer is about, and whether that is a stored result.
+"""
 
 
 class WholeRequest(TrioASGIHTTPConnection):
@@ -85,11 +114,24 @@ class WholeRequest(TrioASGIHTTPConnection):
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        status, headers, content = await self.app.answer_operation(serve, self.scope, bytes(body))
-        lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        lines.append((b"content-length", str(len(content)).encode()))
-        await send(HTTPResponseStartEvent(type="http.response.start", status=status, headers=lines))
-        await send(HTTPResponseBodyEvent(type="http.response.body", body=content, more_body=False))
+        path = self.scope["raw_path"].decode("ascii")
+        refusal: Any = (self.scope.get("extensions") or {}).get(REFUSAL)
+        if refusal is not None:
+            await _send(self.app.render(refusal["error"], path), send)
+            return
+        account = Account(path)
+        try:
+            await _send(await self.app.answer_operation(serve, self.scope, bytes(body), account), send)
+        finally:
+            self.app.account(account)  # nobody waits for that
+
+
+async def _send(answer: problems.Answer, send: ASGISendCallable) -> None:
+    status, headers, content = answer
+    lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    lines.append((b"content-length", str(len(content)).encode()))
+    await send(HTTPResponseStartEvent(type="http.response.start", status=status, headers=lines))
+    await send(HTTPResponseBodyEvent(type="http.response.body", body=content, more_body=False))
 
 
 class GatewayApp(QuartTrio):
@@ -122,6 +164,8 @@ class GatewayApp(QuartTrio):
         self.dress = dress
         self.log: FilteringBoundLogger = log or structlog.get_logger("gateway.http")
         self.operations: dict[bytes, Serve] = {}
+        self.accountants: list[Callable[[Account], None]] = []
+        """Hear of each request for an operation, once its answer has been written."""
         self.url_map.merge_slashes = False
         self.config.update(MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)  # the server's business
         self.before_request(self._admit)
@@ -151,19 +195,27 @@ class GatewayApp(QuartTrio):
         self.add_url_rule(path, endpoint=path, view_func=passed_by, methods=["POST"])
         self.operations[path.encode("ascii")] = serve
 
-    async def answer_operation(self, serve: Serve, scope: HTTPScope, body: bytes) -> problems.Answer:
+    async def answer_operation(self, serve: Serve, scope: HTTPScope, body: bytes, account: Account) -> problems.Answer:
         """Return the answer of an operation, its failure rendered; a defect is logged and answered as one."""
-        path = scope["raw_path"].decode("ascii")
+        began = time.perf_counter()
         try:
-            refusal: Any = (scope.get("extensions") or {}).get(REFUSAL)
-            if refusal is not None:
-                raise refusal["error"]
-            return await serve(scope, body)
+            answer = await serve(scope, body, account)
+            account.status = answer[0]
         except GatewayError as failure:
-            return self.render(failure, path)
+            account.status, account.code, account.operation_id = failure.status, failure.code, failure.operation_id
+            return self.render(failure, account.path)
         except Exception as defect:
-            self.log.exception("http.defect", exc_info=defect, method="POST", path=path)
-            return self.render(errors.InternalError(), path)
+            account.status = errors.InternalError.status
+            self.log.exception("http.defect", exc_info=defect, method="POST", path=account.path)
+            return self.render(errors.InternalError(), account.path)
+        finally:
+            account.seconds = time.perf_counter() - began
+        return answer
+
+    def account(self, account: Account) -> None:
+        """Let the accountants hear what became of a request."""
+        for hear in self.accountants:
+            hear(account)
 
     async def handle_user_exception(self, error: Any, *more: Any) -> Any:
         """Answer a failure of a handler; groups are answered as the one failure that they amount to."""

@@ -8,12 +8,15 @@ from urllib.parse import unquote
 import pytest
 import structlog
 import trio
+from hypercorn.typing import HTTPScope
 from quart import Response, abort, request
 from structlog.testing import LogCapture
 from werkzeug.exceptions import HTTPException
 
 from gateway import errors
-from gateway.http.server import GatewayApp
+from gateway.http.problems import Answer
+from gateway.http.server import Account, GatewayApp
+from gateway.http.server.app import CLIENT_GONE, REFUSAL
 
 
 @pytest.fixture
@@ -48,6 +51,34 @@ def problem(answer: Any, body: Any) -> tuple[int, str]:
     assert answer.headers["Cache-Control"] == "no-store"
     assert body["status"] == answer.status_code
     return answer.status_code, body["code"]
+
+
+async def post(app: GatewayApp, path: str, sent: list[Any], **extensions: object) -> None:
+    """Post `{}` by ASGI alone; what is answered is added to `sent`."""
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "asgi": {"version": "3.0"},
+        "method": "POST",
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"t")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "extensions": extensions,
+        "state": {},
+    }
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)  # type: ignore[arg-type]
 
 
 async def failing(app: GatewayApp, error: BaseException) -> tuple[int, str]:
@@ -86,30 +117,7 @@ async def failing(app: GatewayApp, error: BaseException) -> tuple[int, str]:
 )
 async def test_another_spelling_of_a_path_is_404_and_never_the_handler(app: GatewayApp, path: str) -> None:
     sent: list[Any] = []
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "asgi": {"version": "3.0"},
-        "method": "POST",
-        "scheme": "http",
-        "path": unquote(path),
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"host", b"t")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-        "extensions": {},
-        "state": {},
-    }
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)  # type: ignore[arg-type]
+    await post(app, path, sent)
     assert sent[0]["status"] == 404
     assert b"not_found" in sent[1]["body"]
 
@@ -260,3 +268,65 @@ async def test_an_extension_member_that_is_no_json_is_a_defect_not_a_silence(
 ) -> None:
     assert await failing(app, errors.NotFound(extra={"x": object()})) == (500, "internal_error")
     assert capture.entries[0]["problem"] == "not_found"
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+OPERATION = "/v1/run"
+
+
+def served_by(app: GatewayApp, failure: Exception | None, sent: list[Any]) -> None:
+    """Add an operation; what it is accounted as is added to `sent`."""
+
+    async def serve(scope: HTTPScope, body: bytes, account: Account) -> Answer:
+        assert (scope["method"], body) == ("POST", b"{}")
+        await trio.lowlevel.checkpoint()
+        if failure is not None:
+            raise failure
+        account.operation_id, account.replayed = "op_1", True
+        return 200, {"X-Served": "yes"}, b"{}"
+
+    app.add_operation(OPERATION, serve)
+    app.accountants.append(sent.append)
+
+
+def accounted(account: Account) -> tuple[int, str | None, str | None, bool]:
+    assert (account.path, account.seconds > 0) == (OPERATION, True)
+    return account.status, account.code, account.operation_id, account.replayed
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (None, (200, None, "op_1", True)),
+        (errors.CapacityExhausted(operation_id="op_2"), (503, "capacity_exhausted", "op_2", False)),
+        (KeyError("a defect"), (500, None, None, False)),
+    ],
+)
+async def test_a_request_for_an_operation_is_accounted_for_once_its_answer_is_written(
+    app: GatewayApp, failure: Exception | None, expected: object
+) -> None:
+    sent: list[Any] = []
+    served_by(app, failure, sent)
+    await post(app, OPERATION, sent)
+    head, body, account = sent
+    assert (head["type"], body["type"]) == ("http.response.start", "http.response.body")
+    assert head["status"] == account.status
+    assert accounted(account) == expected
+
+
+async def test_a_request_whose_client_left_is_accounted_for_too(app: GatewayApp) -> None:
+    sent: list[Any] = []
+    served_by(app, None, sent)
+    with trio.CancelScope() as left:
+        left.cancel()
+        await post(app, OPERATION, sent)
+    (account,) = sent
+    assert accounted(account) == (CLIENT_GONE, None, None, False)
+
+
+async def test_what_the_server_refused_is_no_operations_request(app: GatewayApp) -> None:
+    sent: list[Any] = []
+    served_by(app, None, sent)
+    await post(app, OPERATION, sent, **{REFUSAL: {"error": errors.RequestTimeout()}})
+    assert [message.get("status") for message in sent] == [408, None]
