@@ -183,10 +183,12 @@ class Run:
                     return over
                 case Heard(Left(), (_, _)) if self._left is None:
                     self._left = heard
-                    continue
                 case Heard(Left()):
+                    heard.close()
                     self.link.give_up(LAUNCHER_BROKEN)
-            heard.close()
+                    return None
+                case _:
+                    heard.close()
         return None
 
     async def _read(self, pipes: Pipes, capture: Capture, drained: trio.Event) -> None:
