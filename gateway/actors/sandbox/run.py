@@ -17,7 +17,7 @@ import trio
 from gateway.actors.sandbox.closed import LAUNCHER_BROKEN, LAUNCHER_HUNG
 from gateway.actors.sandbox.link import Heard, Line, Link
 from gateway.actors.sandbox.pipes import Pipes, open_pipes
-from gateway.errors import ExecutionFailed, ExecutionReconciliation
+from gateway.errors import ExecutionFailed, ExecutionReconciliation, GatewayError
 from gateway.sandbox import launcher_messages as messages
 from gateway.sandbox.artifacts import Bounds, Listing, listing
 from gateway.sandbox.launcher_messages import Clear, Cleared, Ended, Failed, Left, Ready, Release, Spawn
@@ -66,6 +66,7 @@ class Run:
         setup_s: how long it may take until it is ready.
         end_s: how long each step after its last process may take.
         again: another sandbox of its kind is to be laid ahead in its slot when it is over.
+        look: called while it is set up; raises `GatewayError` where nothing may run.
         released: the command may have run.
         clean: nothing of it is left, as far as the launcher told.
     """
@@ -77,6 +78,7 @@ class Run:
     setup_s: float
     end_s: float
     again: bool = False
+    look: Callable[[], object] = attrs.field(default=lambda: None, repr=False)
     released: bool = False
     clean: bool = True
     _called_off: bool = False
@@ -91,7 +93,7 @@ class Run:
         """Make the run and return what it came to.
 
         Raises `ExecutionFailed` with the reason where it never ran, `ExecutionReconciliation` where it may have and
-        what it came to is lost, and whatever `release` raises.
+        what it came to is lost, and whatever `look` and `release` raise.
         """
         command = self.command
         if self._called_off:
@@ -123,6 +125,11 @@ class Run:
         self.clean = False
         self.link.say(Spawn(command.run, self.slot, bounds_of(command.limits), self.again), pipes.given)
         pipes.hand_over()
+        try:
+            self.look()
+        except GatewayError:
+            await self._never(line, CALLED_OFF)
+            raise
         heard = await self._heard(line, min(self.setup_s, left))
         match heard:
             case Heard(Ready() as ready, ()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import attrs
 import structlog
@@ -23,7 +24,7 @@ from gateway.actors.sandbox.proving import Round
 from gateway.actors.sandbox.room import Slot
 from gateway.actors.sandbox.run import CALLED_OFF, NO_TIME, Command, Run, bounds_of, lay_ahead, lost, never_ran
 from gateway.actors.sandbox.settings import SandboxSettings
-from gateway.errors import ExecutionFailed, GatewayError
+from gateway.errors import ExecutionFailed, GatewayError, OperationUnavailable
 from gateway.sandbox.canaries import CANARIES, Canary
 from gateway.sandbox.image import Image, ImageMismatch, unchanged
 from gateway.sandbox.launcher_messages import Unfit
@@ -273,10 +274,10 @@ class _Supervisor:
 
     async def conduct(self, command: Command, slot: Slot, order: _Order, *, again: bool = False) -> Executed:
         """Make a run in a slot; a defect of this node's makes it one that never was, or one that is lost."""
-        launched = self._proved_image()
-        standing, settings = launched.standing, self.settings
-        program = standing.filter_for(command.limits).program
-        run = Run(command, slot.number, launched.link, program, settings.setup_s, settings.end_s, again)
+        launched, settings = self._at_hand(), self.settings
+        standing = launched.standing
+        program, look = standing.filter_for(command.limits).program, partial(self.look, standing.image)
+        run = Run(command, slot.number, launched.link, program, settings.setup_s, settings.end_s, again, look)
         order.run = run
         if order.left:
             raise never_ran(CALLED_OFF)
@@ -305,13 +306,19 @@ class _Supervisor:
         if reason not in {CALLED_OFF, NO_TIME}:
             self.doubted.set()
 
-    def _proved_image(self) -> _Launched:
-        """Return the launcher, unless it is none any more or the image is not the one that was verified."""
-        if self.launched is not None and self.trouble is None:
-            try:
-                unchanged(self.launched.standing.image)
-            except ImageMismatch as changed:
-                self.end(Closed(changed.reason, str(changed), changed.fix))
-            else:
-                return self.launched
-        raise (self.place.room.shut or Closed(LAUNCHER_DIED)).refusal()
+    def look(self, image: Image) -> None:
+        """Let nothing run, and raise the refusal of a run, where the image is not the one that was verified."""
+        try:
+            unchanged(image)
+        except ImageMismatch as changed:
+            self.end(Closed(changed.reason, str(changed), changed.fix))
+            raise self._refusal() from None
+
+    def _at_hand(self) -> _Launched:
+        """Return the launcher, unless it is none any more."""
+        if self.launched is None or self.trouble is not None:
+            raise self._refusal()
+        return self.launched
+
+    def _refusal(self) -> OperationUnavailable:
+        return (self.place.room.shut or Closed(LAUNCHER_DIED)).refusal()

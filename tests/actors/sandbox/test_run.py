@@ -12,7 +12,13 @@ import pytest
 import trio
 
 from gateway.actors.sandbox.run import Run
-from gateway.errors import ExecutionFailed, ExecutionReconciliation, GatewayError, StoreUnavailable
+from gateway.errors import (
+    ExecutionFailed,
+    ExecutionReconciliation,
+    GatewayError,
+    OperationUnavailable,
+    StoreUnavailable,
+)
 from gateway.sandbox.artifacts import Artifact
 from gateway.sandbox.outcome import Ending, Outcome
 from gateway.sandbox.run_result import RunResult
@@ -223,6 +229,17 @@ async def test_the_commit_point_is_asked_for_once_it_is_ready_and_before_it_is_l
 
     await live(here.run(command(script(), release=release)))
     assert heard == ["Spawn"]
+
+
+async def test_what_is_found_out_while_it_is_set_up_has_it_never_run(here: Launched) -> None:
+    def look() -> None:
+        raise OperationUnavailable
+
+    run = attrs.evolve(here.run(command(script())), look=look)
+    with pytest.raises(OperationUnavailable):
+        await live(run)
+    assert says(here) == ["Spawn", "Stop"]
+    assert (run.released, run.clean) == (False, True)
 
 
 async def test_a_set_up_that_takes_too_long_is_stopped_and_a_launcher_that_does_not_answer_given_up(

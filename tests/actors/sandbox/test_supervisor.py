@@ -460,6 +460,9 @@ async def test_an_image_that_changed_closes_it_before_the_next_run_and_is_verifi
         assert await here.refused(OperationUnavailable, name="run-2") == "sandbox.image_digest_mismatch"
         await here.open(2)
         assert here.told == ["open", "sandbox.image_digest_mismatch", "open"]
+        lines = map(json.loads, (tmp_path / "work/heard").read_text().splitlines())
+        assert [each["says"] for each in lines if each.get("run") == "run-2"] == ["Spawn", "Stop"]
+        assert here.place.ended == {"exited": 1, "sandbox.image_digest_mismatch": 1}
 
 
 async def test_a_slot_whose_cleanup_failed_is_not_used_again_and_its_result_is_given(tmp_path: Path) -> None:
