@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 import attrs
+import orjson
 
 
 async def _nothing_to_release() -> None:
@@ -38,6 +40,11 @@ class Served:
 
     output: dict[str, Any]
     execution: dict[str, Any]
+
+    @cached_property
+    def plain(self) -> bytes:
+        """Both as the JSON that is sealed; raises `TypeError` where they are none."""
+        return orjson.dumps({"output": self.output, "execution": self.execution})
 
 
 class Family(Protocol):

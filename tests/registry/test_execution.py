@@ -26,3 +26,9 @@ async def test_an_executor_is_whatever_admits_and_executes() -> None:
 def test_work_cannot_be_changed_by_who_does_it() -> None:
     with pytest.raises(AttributeError):
         Work("op_1", "echo", "a", 1, 0.0).attempt = 2  # type: ignore[misc]  # that is the point
+
+
+def test_what_was_served_is_json_or_nothing() -> None:
+    assert Served({"text": "é"}, {"ms": 1}).plain == '{"output":{"text":"é"},"execution":{"ms":1}}'.encode()
+    with pytest.raises(TypeError):
+        _ = Served({"text": object()}, {}).plain

@@ -18,11 +18,11 @@ from gateway.actors.leases import Held, Hold, alone
 from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.duties import attempt, keep_up, within
 from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
-from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending, plain_output
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending
 from gateway.actors.operations.left_over import RECONCILE_EVERY_S, TAKE_OVER_EVERY_S, LeftOver, Structure
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
-from gateway.actors.operations.live import live
+from gateway.actors.operations.live import live, tell_when_slow
 from gateway.actors.operations.order import Elsewhere, Exposure, Join, Leave, Order, Resolve, Submit
 from gateway.actors.operations.reorg import Watch
 from gateway.actors.operations.resolution import resolve
@@ -175,6 +175,8 @@ class Desk:
         """
         operation_id = life.operation_id
         self.unsettled.add(operation_id, life.payment)
+        if life.payment is not None:
+            self.nursery.start_soon(tell_when_slow, life)
         try:
             await live(life, self.around, await self.within_limits(life, first))
         except Exception as error:
@@ -218,7 +220,7 @@ class Desk:
             self.let_go(life.operation_id)
             return
         self.unsettled.drop(life.operation_id)
-        for gone in self.lingering.add(ended, len(plain_output(life.served))):
+        for gone in self.lingering.add(ended, len(life.served.plain)):
             self.let_go(gone)
 
     def let_go(self, operation_id: str) -> None:

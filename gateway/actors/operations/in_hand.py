@@ -81,6 +81,7 @@ class Life:
         unsure: a step was tried of which nobody knows whether it was stored.
         told: history that the next durable step takes along, from number `next_step` on.
         gone: nobody lives it any more; who waits has been answered.
+        settling: the scope of who tells when its settlement takes long, at the deadline that this sets.
         running: the scope of its execution, while that runs.
         released: what must never run twice may have begun in this attempt.
         stopped: nobody waits for it, and its execution is not to go on.
@@ -117,6 +118,7 @@ class Life:
     unsure: bool = False
     told: list[rows.Happening] = attrs.field(factory=list)
     gone: trio.Event = attrs.field(factory=trio.Event)
+    settling: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     running: trio.CancelScope | None = None
     released: bool = False
     stopped: bool = False
@@ -267,12 +269,7 @@ async def pause(around: Surroundings, seconds: float) -> None:
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def plain_output(served: Served) -> bytes:
-    """Return an output as the bytes that are sealed; raises `TypeError` where it is no JSON."""
-    return orjson.dumps({"output": served.output, "execution": served.execution})
-
-
 def open_output(data_key: bytes, operation_id: str, sealed: bytes) -> Served:
-    """Open a kept output; raises `SealBroken`."""
+    """Open what was sealed of `Served.plain`; raises `SealBroken`."""
     plain = orjson.loads(unseal(data_key, operation_id, "output", sealed))
     return Served(plain["output"], plain["execution"])

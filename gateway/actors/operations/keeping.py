@@ -8,7 +8,7 @@ import orjson
 
 from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
-from gateway.actors.operations.in_hand import Life, Surroundings, ending, plain_output, write
+from gateway.actors.operations.in_hand import Life, Surroundings, ending, write
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.paying import MADE
 from gateway.actors.payment import Payment
@@ -123,7 +123,7 @@ def _let_us_down(life: Life) -> bool:
 def _sealed(life: Life) -> bytes:
     if life.served is None or life.data_key is None:
         raise RuntimeError(f"{life.operation_id} has no output")
-    return seal(life.data_key, life.operation_id, "output", plain_output(life.served))
+    return seal(life.data_key, life.operation_id, "output", life.served.plain)
 
 
 # -- what a decision of the operator and a reorganisation need as well -------------------------------------------------

@@ -38,12 +38,7 @@ EFFECTS: dict[Effect, Callable[[Life, Surroundings], Awaitable[Event]]] = {
 async def live(life: Life, around: Surroundings, first: Event) -> None:
     """Live an operation to its end, or as far as this node can; all who wait are answered in any case."""
     try:
-        if life.payment is None:
-            await _live(life, around, first, None)
-        else:
-            async with trio.open_nursery() as nursery:
-                await _live(life, around, first, nursery)
-                nursery.cancel_scope.cancel()
+        await _live(life, around, first)
     except* Abandoned as group:
         why = str(group.exceptions[0])
         log.warning("operation_abandoned", operation_id=life.operation_id, state=life.state.value, why=why)
@@ -51,27 +46,28 @@ async def live(life: Life, around: Surroundings, first: Event) -> None:
         life.waiters.refuse(life.left())
 
 
-async def _live(life: Life, around: Surroundings, event: Event, nursery: trio.Nursery | None) -> None:
-    """Live on from an event; `nursery` is there where there is something to settle."""
+async def _live(life: Life, around: Surroundings, event: Event) -> None:
     while True:
         before = life.state
         life.state, effect = decide(before, event)
         if life.state is not before and not life.over:
             life.told.append(rows.Happening(life.state, around.clock_ms(), event.value))
-        if nursery is not None and life.state is State.SETTLING and before is not State.SETTLING:
-            nursery.start_soon(_release_when_slow, life, around)
+        if life.state is State.SETTLING and before is not State.SETTLING:
+            life.settling.deadline = trio.current_time() + around.settle_wait_s
         if effect is Effect.END:
             await end(life, around)
             return
         if effect is Effect.REST:
             failpoint("answer.before")
-            if life.ended is not None:
-                life.waiters.answer(life.ended)
+            if (ended := life.ended) is not None:
+                life.waiters.answer(ended)
             return
         event = await EFFECTS[effect](life, around)
 
 
-async def _release_when_slow(life: Life, around: Surroundings) -> None:
+async def tell_when_slow(life: Life) -> None:
     """Once the settlement takes long, tell those who wait that it is pending; who comes later has its own patience."""
-    await trio.sleep(around.settle_wait_s)
-    life.waiters.refuse(life.unfinished())
+    with life.settling as settling:
+        await life.gone.wait()
+    if settling.cancelled_caught:
+        life.waiters.refuse(life.unfinished())

@@ -118,12 +118,13 @@ async def settle(life: Life, around: Surroundings) -> Event:
     life.submissions += 1
     life.looks = 0
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_submit, life, around, nursery.cancel_scope)
         nursery.start_soon(_watch, life, around, nursery.cancel_scope)
+        await _submit(life, around)
+        nursery.cancel_scope.cancel()
     return Event.SUBMITTED
 
 
-async def _submit(life: Life, around: Surroundings, scope: trio.CancelScope) -> None:
+async def _submit(life: Life, around: Surroundings) -> None:
     try:
         submission = await desk(around).ask(Settle(life.paid_for()), within=around.settle_timeout_s + 5)
     except ActorError as error:
@@ -134,7 +135,6 @@ async def _submit(life: Life, around: Surroundings, scope: trio.CancelScope) -> 
         life.sent = life.sent or submission.sent
         if submission.transaction and submission.transaction not in life.hints:
             life.hints.append(submission.transaction)
-    scope.cancel()
 
 
 async def _watch(life: Life, around: Surroundings, scope: trio.CancelScope) -> None:

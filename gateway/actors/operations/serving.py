@@ -9,7 +9,7 @@ import trio
 
 from gateway.actors.failpoints import failpoint
 from gateway.actors.operations import rows
-from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, plain_output, write
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, write
 from gateway.actors.operations.life import Event, State
 from gateway.errors import (
     ExecutionCancelled,
@@ -55,7 +55,7 @@ async def execute(life: Life, around: Surroundings) -> Event:
     }
     try:
         life.served = Served(served.output, served.execution | measured)
-        size = len(plain_output(life.served))
+        size = len(life.served.plain)
         life.result = rows.Result(result_hash(served.output), rows.route_json(served.output.get("route")), finished)
     except Exception as error:
         log.exception("output_unfit", operation_id=life.operation_id, operation=operation.id, error=repr(error))

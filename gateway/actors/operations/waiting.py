@@ -38,10 +38,9 @@ class Waiters:
 
     def answer(self, ended: Ended) -> None:
         """Give all of them the result; the first gets it as new, the others as a replay."""
-        for letter in self._taken():
+        for number, letter in enumerate(self._taken()):
             question: Submit | Join = letter.message
-            letter.answer(question, ended)
-            ended = attrs.evolve(ended, replayed=True)
+            letter.answer(question, attrs.evolve(ended, replayed=True) if number else ended)
 
     def refuse(self, failure: GatewayError) -> None:
         """Tell all of them that it ended without a result."""

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.operations import State, rows
-from gateway.actors.operations.in_hand import Abandoned, Life, open_output, pause, plain_output, write
+from gateway.actors.operations.in_hand import Abandoned, Life, open_output, pause, write
 from gateway.actors.payment import Payment
 from gateway.actors.store import Statement
 from gateway.errors import OperationInProgress, SettlementPending, StoreUnavailable
@@ -118,7 +118,7 @@ def test_what_an_operation_does_not_have_is_not_made_up() -> None:
 
 def test_an_output_opens_for_its_own_operation_only() -> None:
     served = Served({"results": []}, {"searches": 1})
-    sealed = seal(b"k" * 32, "op_1", "output", plain_output(served))
+    sealed = seal(b"k" * 32, "op_1", "output", served.plain)
     assert open_output(b"k" * 32, "op_1", sealed) == served
     with pytest.raises(SealBroken):
         open_output(b"k" * 32, "op_2", sealed)
