@@ -14,7 +14,7 @@ from gateway.http import mpp, x402
 from gateway.http.validation import Valid
 from gateway.registry.operation import Operation
 from gateway.registry.payment.quote import Quote, QuoteSecrets
-from gateway.registry.payment.terms import Offer, Terms
+from gateway.registry.payment.terms import Credential, Offer, Terms
 from gateway.registry.receipts import timestamp
 
 E = TypeVar("E", bound=GatewayError)
@@ -45,10 +45,23 @@ class Quoting:
             expires_at=issued_at + terms.quote_ttl_s,
             example=example,
         )
+        return self._offer(valid, quote, self.secrets.seal(quote, terms))
+
+    def offered(self, valid: Valid, credential: Credential, quote: Quote) -> Offer:
+        """Return what a credential is held against: the offer that its quote was made in, if that was of this request.
+
+        Else a fresh one of this request, which the quote is not for.
+        """
+        if (quote.operation, quote.request_hash) != (self.operation.id, valid.request_hash):
+            return self.offer(valid)
+        return self._offer(valid, quote, credential.quote_token or "")
+
+    def _offer(self, valid: Valid, quote: Quote, token: str) -> Offer:
+        operation = self.operation
         return Offer(
             quote=quote,
-            token=self.secrets.seal(quote, terms),
-            terms=terms,
+            token=token,
+            terms=self.terms,
             path=operation.path,
             title=operation.title,
             summary=operation.summary,

@@ -331,8 +331,9 @@ class Pipeline:
         if credential.fault is not None:
             raise own(credential.fault)
         quoting = self._quoting()
-        quote = self.node.secrets.open(credential.quote_token, quoting.terms)
-        check(credential, quote, quoting.offer(call.asked.valid), now=self.node.clock_ms() // 1000)
+        quote = call.asked.quote or self.node.secrets.open(credential.quote_token, quoting.terms)
+        offer = quoting.offered(call.asked.valid, credential, quote)
+        check(credential, quote, offer, now=self.node.clock_ms() // 1000)
         return quote
 
     def _quoting(self) -> Quoting:

@@ -7,11 +7,12 @@ import attrs
 import pytest
 
 from gateway.errors import PaymentRequired, QuoteExpired
+from gateway.http import x402
 from gateway.http.challenge import Quoting, own
 from gateway.http.validation import BodyValidator
 from gateway.registry.payment import Asset, QuoteSecrets, Terms
 from gateway.registry.table import OPERATIONS
-from tests.http.shop import ASSET, BODY, TERMS
+from tests.http.shop import ASSET, BODY, PAYER, TERMS
 
 NOW_MS = 1_795_816_156_789
 OPERATION = OPERATIONS["search.paid"]
@@ -56,6 +57,15 @@ def test_a_quote_of_the_example_says_so() -> None:
 def test_why_an_earlier_payment_was_refused_is_told_to_the_payers_client() -> None:
     problem = quoting().challenged(QuoteExpired(), quoting().offer(VALID))
     assert (problem.code, problem.extra["error"]) == ("quote_expired", "quote_expired")
+
+
+def test_a_credential_is_held_against_the_offer_of_its_quote_or_against_one_of_its_own_request() -> None:
+    made, other = quoting().offer(VALID), attrs.evolve(VALID, request_hash="sha256:" + "0" * 64)
+    paid = PAYER.payment(x402.payment_required(made))
+    credential = x402.decode_payment_signature(paid, TERMS)
+    assert quoting().offered(VALID, credential, made.quote) == made
+    fresh = quoting().offered(other, credential, made.quote)
+    assert (fresh.quote.request_hash, fresh.token != made.token) == (other.request_hash, True)
 
 
 @pytest.mark.parametrize(("decimals", "amount"), [(6, 6_000), (18, 6_000 * 10**12), (8, 600_000), (2, 1), (0, 1)])

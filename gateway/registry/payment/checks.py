@@ -32,7 +32,7 @@ CLOCK_SKEW_S = 60
 
 
 def check(credential: Credential, quote: Quote, offer: Offer, *, now: int) -> None:
-    """Hold a credential, and the quote that it brought back, against a fresh offer of the request at hand.
+    """Hold a credential, and the quote that it brought back, against an offer of the request at hand.
 
     What was promised counts by `quote` (its amount is honoured until it expires), what is asked for by `offer`
     (operation, request hash, resource, terms, deadline).  Addresses are compared as bytes, everything else exactly.
@@ -40,7 +40,7 @@ def check(credential: Credential, quote: Quote, offer: Offer, *, now: int) -> No
     Args:
         credential: decoded, from the request.
         quote: opened from the credential's token.
-        offer: made for the same request now.
+        offer: of the request at hand, on the terms of now.
         now: Unix seconds.
 
     Raises:
