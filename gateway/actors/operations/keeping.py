@@ -62,7 +62,8 @@ async def receipt(life: Life, around: Surroundings) -> Event:
     life.receipt, life.over = signed, True
     around.store.tell(ending(life.operation_id))
     failpoint("receipt.after")
-    around.posted()
+    if earned:
+        around.posted()
     return Event.RECEIPT_KEPT
 
 

@@ -36,14 +36,12 @@ EFFECTS: dict[Effect, Callable[[Life, Surroundings], Awaitable[Event]]] = {
 
 
 async def live(life: Life, around: Surroundings, first: Event) -> None:
-    """Live an operation to its end, or as far as this node can; all who wait are answered in any case."""
+    """Live an operation to its end, or as far as this node can; who waits for a result gets it."""
     try:
         await _live(life, around, first)
     except* Abandoned as group:
         why = str(group.exceptions[0])
         log.warning("operation_abandoned", operation_id=life.operation_id, state=life.state.value, why=why)
-    finally:
-        life.waiters.refuse(life.left())
 
 
 async def _live(life: Life, around: Surroundings, event: Event) -> None:
