@@ -17,6 +17,8 @@ from pathlib import Path
 
 from gateway.sandbox.cgroup_files import NAME, Descriptor, Files, content, fields, members
 
+UNIFIED = "unified"
+"""The tree of cgroup v2, alone or beside those of v1: it alone has `cgroup.kill`."""
 LEAF = "gateway.own"
 """The group of the node's own processes, where they had to leave the one that runs get their groups in."""
 
@@ -73,16 +75,13 @@ class GroupTrees:
         """SIGKILL every process of the group, and return True when none is left: the proof, not the wish.
 
         Where the kernel has `cgroup.kill` (5.14 and later) that does it at once; else, and for what it leaves, the
-        group is frozen, so that none forks, and each process is ended by itself.  Takes `within` seconds at most
-        (0: begin, do not wait).
+        group is frozen, so that none forks, and each process is ended by itself.  Takes `within` seconds at most.
         """
         until = time.monotonic() + within
         if self._kill_at_once():
-            if within > 0:
-                self._wait(min(until, time.monotonic() + BY_THE_KERNEL))
-            populated = self.populated()
-            if within <= 0 or not populated:
-                return not populated
+            self._wait(min(until, time.monotonic() + BY_THE_KERNEL))
+            if not self.populated():
+                return True
         while True:
             self._kill_each()
             if not self.populated():
@@ -91,13 +90,19 @@ class GroupTrees:
                 return False
             time.sleep(PAUSE)
 
+    def begin_to_kill(self) -> None:
+        """SIGKILL what is in the group, and neither wait nor look whether anything is left."""
+        if not self._kill_at_once():
+            self._kill_each()
+
     def _kill_at_once(self) -> bool:
-        done = False
-        for directory in self.directories:
-            with suppress(OSError):
-                self.files.write(directory / "cgroup.kill", "1")
-                done = True
-        return done
+        if UNIFIED not in self.places:
+            return False
+        try:
+            self.files.write(self.places[UNIFIED] / "cgroup.kill", "1")
+        except OSError:
+            return False
+        return True
 
     def _wait(self, until: float) -> None:
         while self.populated() and time.monotonic() < until:
@@ -173,14 +178,20 @@ class GroupTrees:
 
 def remove_directory(files: Files, directory: Path, until: float) -> bool:
     """Remove a group and those within it; return False when it still stands at `until` (monotonic seconds)."""
-    for within in _groups_in(directory):
-        remove_directory(files, within, until)
+    emptied = False
     while True:
         try:
             files.rmdir(directory)
         except FileNotFoundError:
             return True
         except OSError as refused:
+            # One that has others within is refused as well, and few have any.
+            within = () if emptied else _groups_in(directory)
+            emptied = True
+            for each in within:
+                remove_directory(files, each, until)
+            if within:
+                continue
             if refused.errno != errno.EBUSY or time.monotonic() >= until:
                 return False
             time.sleep(PAUSE)

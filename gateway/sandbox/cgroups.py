@@ -44,6 +44,7 @@ class Group(Protocol):
     def peak_tasks(self) -> int | None: ...  # noqa: D102
     def task_denials(self) -> int | None: ...  # noqa: D102
     def populated(self) -> bool: ...  # noqa: D102
+    def begin_to_kill(self) -> None: ...  # noqa: D102
     def kill(self, within: float = 2.0) -> bool: ...  # noqa: D102
     def remove(self, within: float = 1.0) -> tuple[Path, ...]: ...  # noqa: D102
 

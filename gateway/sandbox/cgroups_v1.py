@@ -34,12 +34,10 @@ from gateway.sandbox.cgroup_files import (
     swaps,
     switched_off,
 )
-from gateway.sandbox.cgroup_trees import GroupTrees, Swept, leftovers, sweep
+from gateway.sandbox.cgroup_trees import UNIFIED, GroupTrees, Swept, leftovers, sweep
 
 NEEDED = ("memory", "pids", "cpu", "cpuacct")
 FREEZER = "freezer"
-UNIFIED = "unified"
-"""The bare v2 tree: it bounds nothing, and has `cgroup.kill` and `cgroup.events`."""
 
 
 def examine(root: Path, proc: Path, files: Files) -> Examined:

@@ -37,10 +37,10 @@ from gateway.sandbox.cgroup_files import (
     swaps,
     switched_off,
 )
-from gateway.sandbox.cgroup_trees import LEAF, GroupTrees, Swept, leftovers, sweep
+from gateway.sandbox.cgroup_trees import LEAF, UNIFIED, GroupTrees, Swept, leftovers, sweep
 
 NEEDED = ("memory", "pids", "cpu")
-TREE = "unified"
+TREE = UNIFIED
 MOST_MOVES = 20
 """How often the processes of the part are listed and moved; one may fork between the two."""
 MODIFIED = 0x2

@@ -264,7 +264,7 @@ class HeldSandbox:
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
         if self.group is not None:
-            self.group.kill(within=0)
+            self.group.begin_to_kill()
 
     @property
     def dead(self) -> bool:

@@ -77,17 +77,19 @@ class LaunchedRun:
         self._watch: RunWatch | None = None
         self._why = ("sandbox.setup_failed", "")
         self._end_of_it: SandboxEnd | None = None
+        self._cpu_before_us = 0
         self._wall_us = 0
 
     def start(self, streams: Sequence[int], command: int) -> None:
         """Set it up; the caller keeps and closes the descriptors."""
         self._sandbox.events = Events(self._held, self.fail, self._over)
         try:
+            # What the node waits for is said before the rest is done.
+            if self._sandbox.held:
+                self._held()
             self._take(streams, command)
             if not self._ahead:
                 self._sandbox.start()
-            elif self._sandbox.held:
-                self._held()
         except SetupFailed as failed:
             self.fail(failed.reason, failed.detail)
         except (OSError, ValueError) as refused:
@@ -110,6 +112,7 @@ class LaunchedRun:
             places = {tree: str(path) for tree, path in self._sandbox.group.places.items()}
             took = round((time.monotonic() - self._began) * 1_000_000)
             self._send(Ready(self.asked.run, places, took, self._ahead), ())
+            self._cpu_before_us = self._sandbox.group.cpu_us()
 
     def release(self) -> None:
         """Let the command be executed, and count from here on."""
@@ -118,7 +121,15 @@ class LaunchedRun:
         if self.state is not State.HELD or self._sandbox.group is None or self._order is None:
             return
         box, bounds = self._sandbox, self.asked.bounds
-        self._watch = RunWatch(self._sandbox.group, bounds, self._place.loop, box.pidfds, box.directories, self.stop)
+        self._watch = RunWatch(
+            self._sandbox.group,
+            bounds,
+            self._place.loop,
+            box.pidfds,
+            box.directories,
+            self.stop,
+            cpu_before_us=self._cpu_before_us,
+        )
         try:
             box.order(self._order, self._streams, self._answered)
         except OSError as gone:
@@ -217,7 +228,7 @@ class LaunchedRun:
             task_denials=group.task_denials(),
             oom_kills=group.oom_kills(),
             disk_bytes=disk_bytes,
-            processes=alive_in(group),
+            processes=0 if self._end_of_it is not None and self._end_of_it.all_dead else alive_in(group),
         )
 
     def clear(self) -> None:

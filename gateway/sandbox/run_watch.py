@@ -35,11 +35,14 @@ class RunWatch:
         pidfds: tuple[Descriptor, Descriptor],
         written: Sequence[int],
         stop: Callable[[str], None],
+        *,
+        cpu_before_us: int,
     ) -> None:
         """Watch a run that is let go of next.
 
         `pidfds` are those of the sandbox's first process and of its command, `written` the directories that it may
-        write to; `stop` is called with one of `outcome.Stop`.  The descriptors stay the caller's.
+        write to; `stop` is called with one of `outcome.Stop`; `cpu_before_us` is the processor time of its set-up.  The
+        descriptors stay the caller's.
         """
         self.stopped: str | None = None
         self._group = group
@@ -49,7 +52,7 @@ class RunWatch:
         self._written = tuple(written)
         self._stop = stop
         self._began = time.monotonic()
-        self._cpu_before_us = group.cpu_us()
+        self._cpu_before_us = cpu_before_us
         self._timers: dict[str, Moment] = {}
         self._oom = group.oom_events
         if self._oom is not None:

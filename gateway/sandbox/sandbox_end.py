@@ -22,9 +22,13 @@ class SandboxEnd:
     """Kills a sandbox when it is made; `dead` is called once, when all of it is dead or nothing more is waited for.
 
     That is never before `look`, which is to be called at once and again whenever a process was reaped.
+
+    Attributes:
+        all_dead: nothing of it lives, as was seen just before `dead` is called.
     """
 
     def __init__(self, sandbox: HeldSandbox, loop: EventLoop, dead: Callable[[], None]) -> None:
+        self.all_dead = False
         self._sandbox = sandbox
         self._loop = loop
         self._dead: Callable[[], None] | None = dead
@@ -39,7 +43,8 @@ class SandboxEnd:
         if self._next is not None:
             self._next.cancel()
         since = time.monotonic() - self._since
-        if self._sandbox.dead or since >= EMPTY_WITHIN_S:
+        self.all_dead = self._sandbox.dead
+        if self.all_dead or since >= EMPTY_WITHIN_S:
             dead, self._dead = self._dead, None
             dead()
             return

@@ -101,12 +101,13 @@ def test_a_number_that_nobody_has_is_passed_over(directory: Path) -> None:
     a_group(directory)._end(directory, gone.pid)
 
 
-def test_without_waiting_a_kill_is_only_begun(directory: Path) -> None:
-    group = a_group(directory)
+@pytest.mark.parametrize("missing", [(), ("cgroup.kill",)])
+def test_without_waiting_a_kill_is_only_begun(directory: Path, missing: tuple[str, ...]) -> None:
+    group = a_group(directory, *missing)
     program = start(group, EIGHT_DEAF_CHILDREN)
     heard(program, "started")
     began = time.monotonic()
-    group.kill(within=0)
+    group.begin_to_kill()
     assert time.monotonic() - began < 0.05
     assert ended(program) == -9
     assert group.kill()

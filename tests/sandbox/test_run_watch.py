@@ -79,7 +79,8 @@ def watch(figures: Figures, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> 
     monkeypatch.setattr(run_watch, "CORES", cores)
     calls = Calls()
     stopped: list[str] = []
-    RunWatch(cast("Group", figures), BOUNDS, cast("Any", calls), NO_PIDFDS, [], stopped.append)
+    before = figures.cpu_us()
+    RunWatch(cast("Group", figures), BOUNDS, cast("Any", calls), NO_PIDFDS, [], stopped.append, cpu_before_us=before)
     return calls, stopped
 
 
@@ -164,7 +165,9 @@ def test_the_first_process_killed_is_told_from_its_own_end_and_from_want_of_memo
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as init:
         held = Descriptor(os.pidfd_open(init.pid))
         pidfds = (held, Descriptor(-1))
-        watched = RunWatch(cast("Group", figures), BOUNDS, cast("Any", Calls()), pidfds, [], lambda _: None)
+        watched = RunWatch(
+            cast("Group", figures), BOUNDS, cast("Any", Calls()), pidfds, [], lambda _: None, cpu_before_us=0
+        )
         assert not watched.init_killed()
         if ends_by:
             init.kill()

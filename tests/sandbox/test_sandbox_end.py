@@ -63,20 +63,21 @@ def test_it_is_killed_at_once_and_told_of_once(clock: Clock) -> None:
     end = SandboxEnd(cast("Any", sandbox), cast("Any", clock), lambda: told.append(clock.now))
     assert (sandbox.killed, told) == (1, [])
     end.look()
-    assert told == []
+    assert (told, end.all_dead) == ([], False)
     sandbox.dead = True
     clock.go_on(0.1)
     end.look()
-    assert (told, clock.next, sandbox.again) == ([0.1], None, 0)
+    assert (told, clock.next, sandbox.again, end.all_dead) == ([0.1], None, 0, True)
 
 
 def test_what_does_not_die_is_killed_again_and_not_waited_for_without_end(clock: Clock) -> None:
     sandbox, told = Sandbox(), list[float]()
-    SandboxEnd(cast("Any", sandbox), cast("Any", clock), lambda: told.append(clock.now)).look()
+    end = SandboxEnd(cast("Any", sandbox), cast("Any", clock), lambda: told.append(clock.now))
+    end.look()
     clock.go_on(KILL_AGAIN_S)
     assert (sandbox.again, told) == (1, [])
     clock.go_on(EMPTY_WITHIN_S)
-    assert told == [EMPTY_WITHIN_S]
+    assert (told, end.all_dead) == ([EMPTY_WITHIN_S], False)
 
 
 def test_a_group_that_stands_is_removed_again_for_a_second_and_then_told(clock: Clock) -> None:
