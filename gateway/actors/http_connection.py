@@ -47,6 +47,19 @@ class Origin:
     port: int
 
 
+@attrs.frozen
+class Head:
+    """The head of a request, and as what it goes over the wire."""
+
+    request: h11.Request = attrs.field(repr=False)
+    wire: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, request: h11.Request) -> Head:
+        """Write a head as h11 does, on whichever connection."""
+        return cls(request, h11.Connection(h11.CLIENT).send(request) or b"")
+
+
 async def connect(origin: Origin, trust: Trust) -> Connection:
     """Return a connection whose handshake is done.
 
@@ -78,14 +91,14 @@ class Connection:
     )
     idle: bool = attrs.field(default=True, init=False)
 
-    async def exchange(self, request: h11.Request, content: bytes, body: Body) -> h11.Response:
+    async def exchange(self, head: Head, content: bytes, body: Body) -> h11.Response:
         """Send a request and read its answer whole, its content into `body`.
 
         Raises h11.RemoteProtocolError, `trio.BrokenResourceError`, and what `body` fails with; a cancelled exchange
         leaves the connection to be closed.
         """
         self.idle = False
-        whole = await self._send(request, content)
+        whole = await self._send(head, content)
         answer = await self._receive(body)
         protocol = self._protocol
         unasked, _ = protocol.trailing_data
@@ -94,22 +107,26 @@ class Connection:
             self.idle = True
         return answer
 
-    async def _send(self, request: h11.Request, content: bytes) -> bool:
-        """Send a request, and return whether all of it was taken: who refuses one early may answer all the same."""
+    async def _send(self, head: Head, content: bytes) -> bool:
+        """Send a request, and return whether all of it was taken: who refuses one early may answer all the same.
+
+        h11 is told once it has left, while the back end is at work.
+        """
+        whole = True
+        try:
+            if len(content) <= ALONG_WITH_ITS_HEAD:
+                await self._send_all(head.wire + content)
+            else:
+                await self._stream.send_all(head.wire)
+                await self._stream.send_all(content)
+        except trio.BrokenResourceError:
+            whole = False
         protocol = self._protocol
-        head = protocol.send(request) or b""
+        protocol.send(head.request)
         if content:
             protocol.send(h11.Data(data=content))
         protocol.send(h11.EndOfMessage())
-        try:
-            if len(content) <= ALONG_WITH_ITS_HEAD:
-                await self._send_all(head + content)
-            else:
-                await self._stream.send_all(head)
-                await self._stream.send_all(content)
-        except trio.BrokenResourceError:
-            return False
-        return True
+        return whole
 
     async def _send_all(self, data: bytes) -> None:
         """Send what a socket takes at once, as a rule, without asking trio's loop whether it would."""

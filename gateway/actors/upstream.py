@@ -22,7 +22,7 @@ import h11
 import structlog
 import trio
 
-from gateway.actors.http_connection import Body, Connection, Origin, Trust, authorities, connect
+from gateway.actors.http_connection import Body, Connection, Head, Origin, Trust, authorities, connect
 from gateway.actors.runtime import ActorDown, ActorError, Ask, Inbox, Letter, Overloaded, Ref
 from gateway.registry.http_call import (
     HttpAnswer,
@@ -142,7 +142,7 @@ class Client:
         await trio.lowlevel.checkpoint_if_cancelled()  # what follows may send before it first waits
         began = trio.current_time()
         ends = began + call.timeout_s
-        origin, request = _head(call)
+        origin, head = _head(call)
         back_end = self.back_ends.get(origin)
         if back_end is None:
             places = trio.Semaphore(self.places, max_value=self.places)
@@ -154,7 +154,7 @@ class Client:
                 if self.closed:
                     connection.close()
                     raise UpstreamUnreachable(f"{call.target}: the node makes no more calls")
-                return await _converse(connection, call, request, began, ends)
+                return await _converse(connection, call, head, began, ends)
             finally:
                 back_end.put_back(connection)
         finally:
@@ -181,15 +181,13 @@ async def _connected(back_end: _BackEnd, call: HttpCall, ends: float) -> Connect
         raise UpstreamUnreachable(f"{call.target}: {type(error).__name__}") from error
 
 
-async def _converse(
-    connection: Connection, call: HttpCall, request: h11.Request, began: float, ends: float
-) -> HttpAnswer:
+async def _converse(connection: Connection, call: HttpCall, head: Head, began: float, ends: float) -> HttpAnswer:
     """Send one call and read its whole answer before `ends` on trio's clock; raises `UpstreamFailed`."""
     body = Body(call.target, call.max_bytes)
     answer: h11.Response | None = None
     try:
         with trio.CancelScope(deadline=ends):
-            answer = await connection.exchange(request, call.content, body)
+            answer = await connection.exchange(head, call.content, body)
     except (h11.RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
         raise UpstreamBroken(f"{call.target}: {type(error).__name__}") from error
     if answer is None:
@@ -268,16 +266,16 @@ async def _answered(client: Client, call: HttpCall) -> HttpAnswer:
         raise UpstreamBroken(f"{call.target}: {type(error).__name__}") from error
 
 
-def _head(call: HttpCall) -> tuple[Origin, h11.Request]:
+def _head(call: HttpCall) -> tuple[Origin, Head]:
     """Return where a call goes and its head; raises `UpstreamUnreachable` for what cannot be sent."""
     try:
-        return _request(call.method, call.url, call.headers, len(call.content))
+        return _written(call.method, call.url, call.headers, len(call.content))
     except (ValueError, TypeError, h11.LocalProtocolError) as error:
         raise UpstreamUnreachable(f"{call.target}: cannot be called ({type(error).__name__})") from error
 
 
 @lru_cache(maxsize=256)
-def _request(method: str, url: str, given: tuple[tuple[str, str], ...], length: int) -> tuple[Origin, h11.Request]:
+def _written(method: str, url: str, given: tuple[tuple[str, str], ...], length: int) -> tuple[Origin, Head]:
     """Return where a call goes and its head; raises ValueError, TypeError and h11.LocalProtocolError.
 
     h11 looks at every byte of a head, and many calls differ in their bodies alone.
@@ -293,7 +291,7 @@ def _request(method: str, url: str, given: tuple[tuple[str, str], ...], length: 
         raise ValueError("a call is framed here")
     if length or method not in {"GET", "HEAD"}:
         headers.append(("content-length", str(length)))
-    return origin, h11.Request(method=method, target=target, headers=headers)
+    return origin, Head.of(h11.Request(method=method, target=target, headers=headers))
 
 
 @lru_cache(maxsize=256)

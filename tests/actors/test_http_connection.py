@@ -8,7 +8,7 @@ import h11
 import pytest
 import trio
 
-from gateway.actors.http_connection import Body, Connection, Origin, authorities, connect
+from gateway.actors.http_connection import Body, Connection, Head, Origin, authorities, connect
 from gateway.registry.http_call import AnswerTooLarge, UpstreamBroken
 from tests.actors.back_ends import OK, Authority, Server, sends, serving
 
@@ -33,7 +33,8 @@ def origin(server: Server) -> Origin:
 async def ask(connection: Connection, content: bytes = b"", method: str = "POST") -> tuple[int, bytes]:
     body = Body("t", 2**20)
     headers = [("host", "127.0.0.1"), ("content-length", str(len(content)))]
-    answer = await connection.exchange(h11.Request(method=method, target="/", headers=headers), content, body)
+    head = Head.of(h11.Request(method=method, target="/", headers=headers))
+    answer = await connection.exchange(head, content, body)
     return answer.status_code, body.whole()
 
 
@@ -43,6 +44,13 @@ async def test_a_connection_carries_one_exchange_after_another() -> None:
             assert await ask(connection, content) == (200, b"ok")
             assert connection.usable
     assert [head.partition(b"\r\n\r\n")[2] for head in server.heads] == [b"", b"a", bytes(2**20)]
+
+
+def test_a_head_goes_over_the_wire_as_h11_writes_it_and_is_shown_nowhere() -> None:
+    request = h11.Request(method="POST", target="/a?b", headers=[("Host", "h"), ("Authorization", "Basic secret")])
+    head = Head.of(request)
+    assert head.wire == b"POST /a?b HTTP/1.1\r\nHost: h\r\nAuthorization: Basic secret\r\n\r\n"
+    assert "secret" not in repr(head)
 
 
 async def test_a_connection_over_tls_is_made_with_a_back_end_that_is_vouched_for() -> None:
