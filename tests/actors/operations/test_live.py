@@ -165,3 +165,21 @@ async def test_a_late_joiner_of_a_slow_settlement_keeps_its_own_patience(
         assert isinstance(await outcome_of(partial(node.call, made, wait_s=6)), SettlementPending)
         assert trio.current_time() - began == pytest.approx(6, abs=0.1)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_paid_life_leaves_no_task_behind(scene: Scene, autojump_clock: MockClock) -> None:
+    def tasks() -> int:
+        every = [trio.lowlevel.current_root_task()]
+        for task in every:
+            every += [child for nursery in (task.child_nurseries if task else ()) for child in nursery.child_tasks]
+        return len(every)
+
+    async with scene.node() as node:
+        await trio.sleep(0.1)
+        before = tasks()
+        for _ in range(3):
+            assert isinstance(await node.call(order(paid_by=payment())), Ended)
+        scene.chain.settles.append("dropped")
+        assert isinstance(await outcome_of(partial(node.call, order(paid_by=payment()))), Ended | SettlementPending)
+        await trio.sleep(600)
+        assert tasks() == before
