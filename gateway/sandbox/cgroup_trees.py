@@ -18,7 +18,7 @@ from pathlib import Path
 from gateway.sandbox.cgroup_files import NAME, Descriptor, Files, content, fields, members
 
 UNIFIED = "unified"
-"""The tree of cgroup v2, alone or beside those of v1: it alone has `cgroup.kill`."""
+"""The tree of cgroup v2, alone or beside those of v1: it alone has `cgroup.kill` and `cgroup.events`."""
 LEAF = "gateway.own"
 """The group of the node's own processes, where they had to leave the one that runs get their groups in."""
 
@@ -68,7 +68,9 @@ class GroupTrees:
         return any(self._populated(each) for each in self.directories)
 
     def _populated(self, directory: Path) -> bool:
-        told = fields(self.files, directory / "cgroup.events").get("populated")
+        told = None
+        if directory == self.places.get(UNIFIED):
+            told = fields(self.files, directory / "cgroup.events").get("populated")
         return bool(members(self.files, directory)) if told is None else told == 1
 
     def kill(self, within: float = 2.0) -> bool:

@@ -124,9 +124,10 @@ class Limits:
 
     def as_json(self) -> dict[str, int]:
         """Return the limits by their names on the wire."""
-        return {each.metadata["json"]: getattr(self, each.name) for each in attrs.fields(Limits)}
+        return {name: getattr(self, attribute) for name, attribute in _ATTRIBUTES}
 
 
+_ATTRIBUTES = tuple((each.metadata["json"], each.name) for each in attrs.fields(Limits))
 LONGEST_DEADLINE_S = RANGES["wallTimeMs"].most / 1000 + GRACE_S
 
 

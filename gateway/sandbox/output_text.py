@@ -18,10 +18,13 @@ CHUNK = 2**16
 
 @attrs.frozen
 class Text:
-    """What was kept of one stream; `truncated` where it wrote more than was kept."""
+    """What was kept of one stream; `truncated` where it wrote more than was kept, `sha256` in lower-case hex digits."""
 
     kept: bytes = attrs.field(repr=False)
     truncated: bool
+    sha256: str = attrs.field(
+        init=False, eq=False, default=attrs.Factory(lambda self: hashlib.sha256(self.kept).hexdigest(), takes_self=True)
+    )
 
     @property
     def encoding(self) -> Literal["utf-8", "base64"]:
@@ -49,7 +52,7 @@ class Text:
             "data": self.kept.decode() if encoding == "utf-8" else base64.b64encode(self.kept).decode(),
             "bytes": len(self.kept),
             "truncated": self.truncated,
-            "sha256": hashlib.sha256(self.kept).hexdigest(),
+            "sha256": self.sha256,
         }
 
 
@@ -64,9 +67,11 @@ class Capture:
     most: int
     _kept: dict[Stream, bytearray] = attrs.field(init=False, factory=_no_bytes, repr=False)
     _cut: set[Stream] = attrs.field(init=False, factory=set)
+    _texts: dict[Stream, Text] = attrs.field(init=False, factory=dict, repr=False)
 
     def feed(self, stream: Stream, chunk: bytes) -> bool:
         """Take what was read from a stream; returns True once more was written than may be, and the run is to end."""
+        self._texts.pop(stream, None)
         room = self.most - self.kept_bytes
         self._kept[stream] += chunk[:room]
         if len(chunk) > room:
@@ -89,5 +94,7 @@ class Capture:
         return min(CHUNK, self.most - self.kept_bytes + 1)
 
     def text(self, stream: Stream) -> Text:
-        """Return what was kept of a stream so far."""
-        return Text(bytes(self._kept[stream]), stream in self._cut)
+        """Return what was kept of a stream so far; asking again is no work."""
+        if stream not in self._texts:
+            self._texts[stream] = Text(bytes(self._kept[stream]), stream in self._cut)
+        return self._texts[stream]

@@ -57,6 +57,14 @@ def test_what_comes_after_the_limit_is_passed_is_not_kept() -> None:
     assert capture.text("stderr").truncated
 
 
+def test_what_was_asked_for_before_more_came_is_not_told_again() -> None:
+    capture = Capture(4)
+    after(capture, ("stdout", b"ab"))
+    assert capture.text("stdout") is capture.text("stdout")
+    after(capture, ("stdout", b"cde"))
+    assert capture.text("stdout") == Text(b"abcd", truncated=True)
+
+
 def test_a_silent_command_wrote_nothing() -> None:
     capture = Capture(1)
     assert not capture.passed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import attrs
@@ -173,10 +173,15 @@ def _route(evidence: Evidence, asset: Asset) -> dict[str, Any]:
         "cost": {
             "asset": asset.symbol,
             "amountAtomic": "0",
-            "usd": asset.usd(0),
+            "usd": _nothing(asset),
             "basis": "no_charge_per_call",
         },
     }
+
+
+@cache
+def _nothing(asset: Asset) -> str:
+    return asset.usd(0)
 
 
 def _ms_since(began: float) -> int:

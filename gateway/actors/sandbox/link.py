@@ -25,7 +25,7 @@ from gateway.sandbox.launcher_messages import LONGEST, MOST_DESCRIPTORS, Message
 log = structlog.get_logger(__name__)
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-MOST_LINES = 16
+MOST_UNHEARD = 16
 LONGEST_LINE = 2000
 ROOM_FOR_RIGHTS = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
 
@@ -42,8 +42,51 @@ class Heard:
         _close(self.descriptors)
 
 
-Line = trio.MemoryReceiveChannel[Heard]
-"""What is heard of one run; it ends with the launcher."""
+@attrs.define(eq=False)
+class Line:
+    """What is heard of one run, for the one task that listens; it ends with the launcher.
+
+    Not a memory channel, whose four objects take longer to be made than all that a run has to hear.
+    """
+
+    _heard: deque[Heard] = attrs.field(factory=deque)
+    _ended: bool = False
+    _listener: trio.lowlevel.Task | None = None
+
+    async def receive(self) -> Heard | None:
+        """Return what is heard next, at once where it was heard before; None at the end."""
+        while not self._heard and not self._ended:
+            self._listener = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._leave)
+        return self._heard.popleft() if self._heard else None
+
+    def put(self, heard: Heard) -> bool:
+        """Let it be heard; returns False where there is too much unheard."""
+        if len(self._heard) == MOST_UNHEARD:
+            return False
+        self._heard.append(heard)
+        self._wake()
+        return True
+
+    def end(self) -> None:
+        """Let nothing more be heard than what is there."""
+        self._ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """Close what is not heard any more."""
+        self._ended = True
+        while self._heard:
+            self._heard.popleft().close()
+
+    def _wake(self) -> None:
+        if self._listener is not None:
+            trio.lowlevel.reschedule(self._listener)
+            self._listener = None
+
+    def _leave(self, _: object) -> trio.lowlevel.Abort:
+        self._listener = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 @attrs.define(eq=False)
@@ -62,7 +105,7 @@ class Link:
     over: trio.Event = attrs.field(factory=trio.Event)
     _greeting: Up | Unfit | None = None
     _greeted: trio.Event = attrs.field(factory=trio.Event)
-    _lines: dict[str, trio.MemorySendChannel[Heard]] = attrs.field(factory=dict)
+    _lines: dict[str, Line] = attrs.field(factory=dict)
     _unsent: deque[tuple[bytes, tuple[int, ...]]] = attrs.field(factory=deque)
     _more: trio.Event = attrs.field(factory=trio.Event)
 
@@ -79,17 +122,16 @@ class Link:
     @contextmanager
     def line(self, run: str) -> Iterator[Line]:
         """Hear what the launcher says of a run, for the length of a block; what is not heard by its end is closed."""
-        send, receive = trio.open_memory_channel[Heard](MOST_LINES)
+        line = Line()
         if self.lost is None:
-            self._lines[run] = send
+            self._lines[run] = line
         else:
-            send.close()
+            line.end()
         try:
-            yield receive
+            yield line
         finally:
             self._lines.pop(run, None)
-            send.close()
-            _drain(receive)
+            line.close()
 
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message; the descriptors stay the sender's.  A launcher that is lost hears nothing."""
@@ -105,7 +147,7 @@ class Link:
             return
         self.lost = why
         for each in self._lines.values():
-            each.close()
+            each.end()
         self._lines.clear()
         self._greeted.set()
         self.over.set()
@@ -207,10 +249,9 @@ class Link:
             self._greeting = message
             self._greeted.set()
             return
-        try:
-            # What only the node says is of no run, and is not heard.
-            self._lines[getattr(message, "run", "")].send_nowait(Heard(message, descriptors))
-        except (KeyError, trio.WouldBlock):
+        # What only the node says is of no run, and is not heard.
+        line = self._lines.get(getattr(message, "run", ""))
+        if line is None or not line.put(Heard(message, descriptors)):
             _close(descriptors)
 
 
@@ -261,15 +302,6 @@ async def _end(process: trio.Process, within: float) -> None:
         return
     log.error("sandbox_launcher_killed", pid=process.pid)
     await process.wait()
-
-
-def _drain(line: Line) -> None:
-    while True:
-        try:
-            line.receive_nowait().close()
-        except (trio.WouldBlock, trio.EndOfChannel):
-            break
-    line.close()
 
 
 def _close(descriptors: Sequence[int]) -> None:

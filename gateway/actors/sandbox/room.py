@@ -36,12 +36,19 @@ class _Waiting:
 
     limits: Limits
     sold: bool
-    answered: trio.Event = attrs.field(factory=trio.Event)
     got: Slot | Closed | None = None
+    _answered: trio.Event | None = None
 
     def answer(self, got: Slot | Closed) -> None:
         self.got = got
-        self.answered.set()
+        if self._answered is not None:
+            self._answered.set()
+
+    async def wait(self) -> None:
+        """Return once it was answered, at once where it was before."""
+        if self.got is None:
+            self._answered = trio.Event()
+            await self._answered.wait()
 
 
 @attrs.define(eq=False)
@@ -64,7 +71,7 @@ class Room:
     _free: deque[int] = attrs.field(factory=deque, init=False)
     _line: deque[_Waiting] = attrs.field(factory=deque, init=False)
     _behind: deque[_Waiting] = attrs.field(factory=deque, init=False)
-    _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _moved: trio.Event | None = attrs.field(default=None, init=False)
 
     @property
     def waiting(self) -> int:
@@ -105,7 +112,7 @@ class Room:
         self._give()
         try:
             with trio.move_on_at(until):
-                await waiting.answered.wait()
+                await waiting.wait()
             yield _slot(waiting)
         finally:
             self._leave(waiting)
@@ -122,12 +129,12 @@ class Room:
         self._give()
         try:
             with trio.move_on_after(patience):
-                await waiting.answered.wait()
+                await waiting.wait()
             if waiting.got is None:
                 self._behind.remove(waiting)
                 self._line.append(waiting)
                 self._give()
-                await waiting.answered.wait()
+                await waiting.wait()
             yield _slot(waiting)
         finally:
             self._leave(waiting)
@@ -156,6 +163,8 @@ class Room:
     async def emptied(self) -> None:
         """Wait until no slot is in use."""
         while self.used:
+            if self._moved is None:
+                self._moved = trio.Event()
             await self._moved.wait()
 
     def _must_fit(self, limits: Limits) -> None:
@@ -185,8 +194,9 @@ class Room:
             case None:
                 (self._line if waiting in self._line else self._behind).remove(waiting)
         self._give()
-        self._moved.set()
-        self._moved = trio.Event()
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
 
 def _slot(waiting: _Waiting) -> Slot:

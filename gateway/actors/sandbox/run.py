@@ -168,7 +168,7 @@ class Run:
             nursery.start_soon(pipes.write)
             nursery.start_soon(self._read, pipes, capture, drained)
             over = await self._over(line, limits.wall_time_ms / 1000 + self.end_s)
-            if isinstance(over, Ended):
+            if isinstance(over, Ended) and not drained.is_set():
                 with trio.move_on_after(self.end_s):
                     await drained.wait()
             nursery.cancel_scope.cancel()
@@ -215,6 +215,7 @@ class Run:
             except BlockingIOError:
                 continue
             if not chunk:
+                capture.text(stream)  # no work any more when all else waits for it
                 return
             if capture.feed(stream, chunk):
                 self._stop(Stop.OUTPUT)
@@ -307,10 +308,7 @@ class Run:
     async def _heard(self, line: Line, within: float) -> Heard | None:
         """Return what the launcher says next of it, None where it says nothing in time, or nothing more at all."""
         with trio.move_on_after(within):
-            try:
-                return await line.receive()
-            except trio.EndOfChannel:
-                return None
+            return await line.receive()
         return None
 
     async def _heard_of(self, line: Line, kind: type[M], within: float) -> M | None:

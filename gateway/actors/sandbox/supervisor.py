@@ -80,14 +80,11 @@ async def sandbox(
     supervisor = _Supervisor(place, settings, canaries, ground, utc)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.keep)
-        inbox.ready()
         async with trio.open_nursery() as runs:
+            take = partial(supervisor.take, runs)
+            inbox.ready(at_once=take)
             async for letter in inbox:
-                match letter.message:
-                    case Execute() as order:
-                        runs.start_soon(supervisor.serve, letter, order)
-                    case Leave() as leave:
-                        supervisor.leave(letter, leave)
+                take(letter)
         nursery.cancel_scope.cancel()
 
 
@@ -238,10 +235,18 @@ class _Supervisor:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    async def serve(self, letter: Letter[Message], execute: Execute) -> None:
+    def take(self, runs: trio.Nursery, letter: Letter[Message]) -> None:
+        """Begin with a run in `runs`, or leave one."""
+        match letter.message:
+            case Execute() as execute:
+                order = self.orders[execute] = _Order()
+                runs.start_soon(self.serve, letter, execute, order)
+            case Leave() as leave:
+                self.leave(letter, leave)
+
+    async def serve(self, letter: Letter[Message], execute: Execute, order: _Order) -> None:
         """Make a run that was sold and answer for it, whatever comes of it."""
-        command, order = execute.command, _Order()
-        self.orders[execute] = order
+        command = execute.command
         failure: GatewayError = never_ran(CALLED_OFF)
         try:
             with order.scope:

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from gateway.actors.sandbox.link import Link, open_link
+from gateway.actors.sandbox.link import MOST_UNHEARD, Heard, Line, Link, open_link
 from gateway.actors.sandbox.pipes import open_pipes
 from gateway.sandbox.launcher_messages import Bounds, Failed, Left, Ready, Release, Spawn, Stop, Unfit, Up, packet
 from tests.actors.sandbox.scenes import SOON_S, descriptors, launched, opened, script, settings_in, until
@@ -23,6 +24,14 @@ BOUNDS = Bounds(1, 1, 1, 1, 1, 1, 1, single=False)
 def spawn(link: Link, run: str, **members: object) -> None:
     with closing(open_pipes(script(**members), b"", b"")) as pipes:
         link.say(Spawn(run, 0, BOUNDS), pipes.given)
+
+
+async def heard_on(line: Line) -> Heard:
+    """Return what is heard next."""
+    with trio.fail_after(SOON_S):
+        heard = await line.receive()
+    assert heard is not None
+    return heard
 
 
 async def greeting(images: Path, *options: str, within: float = SOON_S) -> Up | Unfit:
@@ -111,9 +120,9 @@ async def test_descriptors_go_both_ways(tmp_path: Path) -> None:
     async with launched(tmp_path) as here:
         with here.link.line("run-1") as line:
             spawn(here.link, "run-1", much=True)
-            assert isinstance((await line.receive()).message, Ready)
+            assert isinstance((await heard_on(line)).message, Ready)
             here.link.say(Release("run-1"))
-            heard = await line.receive()
+            heard = await heard_on(line)
             assert isinstance(heard.message, Left)
             assert [os.get_inheritable(each) for each in heard.descriptors] == [False, False]
             assert [name.rpartition("/")[2] for name in map(opened, heard.descriptors)] == ["scratch", "out"]
@@ -131,21 +140,53 @@ async def test_what_is_said_of_a_run_that_nobody_hears_leaves_nothing_open(tmp_p
         here.link.say(Release("run-2"))
         with here.link.line("run-3") as line:
             spawn(here.link, "run-3")
-            (await line.receive()).close()
+            (await heard_on(line)).close()
         await until(lambda: descriptors() == before)
+
+
+async def test_what_was_heard_before_the_end_is_told_before_it() -> None:
+    line = Line()
+    said = [Heard(Release("run-1")), Heard(Release("run-2"))]
+    assert [line.put(each) for each in said] == [True, True]
+    line.end()
+    assert [await line.receive() for _ in range(3)] == [*said, None]
+
+
+async def test_who_stops_listening_loses_nothing() -> None:
+    line = Line()
+    with trio.move_on_after(0.01):
+        await line.receive()
+    line.put(Heard(Release("run-1")))
+    assert await heard_on(line) == Heard(Release("run-1"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heard_on, line)
+        await trio.testing.wait_all_tasks_blocked()
+        line.put(Heard(Release("run-2")))
+
+
+async def test_what_is_too_much_to_be_kept_is_closed(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        before = descriptors()
+        with here.link.line("run-1"):
+            spawn(here.link, "run-1", much=True, leaves=MOST_UNHEARD + 4)
+            here.link.say(Release("run-1"))
+            await until(lambda: len(descriptors()) == len(before) + 2 * (MOST_UNHEARD - 1))  # one is its `Ready`
+            here.link.say(Stop("run-of-nobody", "wall"))
+        await until(lambda: descriptors() == before)
+        assert here.link.lost is None
 
 
 async def test_a_launcher_that_is_killed_is_lost_and_so_is_every_run_of_it(tmp_path: Path) -> None:
     async with launched(tmp_path) as here:
         with here.link.line("run-1") as line:
             os.kill(here.link.process.pid, signal.SIGKILL)
-            with trio.fail_after(SOON_S), pytest.raises(trio.EndOfChannel):
-                await line.receive()
+            with trio.fail_after(SOON_S):
+                assert await line.receive() is None
         assert here.link.lost == "sandbox.launcher_died"
         assert here.link.over.is_set()
         here.link.say(Release("run-1"))
-        with here.link.line("run-2") as line, pytest.raises(trio.EndOfChannel):
-            await line.receive()
+        with here.link.line("run-2") as line:
+            assert await line.receive() is None
 
 
 async def test_its_death_is_seen_also_where_another_process_holds_its_end_of_the_socket(tmp_path: Path) -> None:
@@ -203,4 +244,4 @@ async def test_a_failed_run_is_told_with_its_reason(tmp_path: Path) -> None:
     async with launched(tmp_path) as here:
         with here.link.line("run-1") as line:
             spawn(here.link, "run-1", fails="sandbox.no_room")
-            assert (await line.receive()).message == Failed("run-1", "sandbox.no_room", "as the script says")
+            assert (await heard_on(line)).message == Failed("run-1", "sandbox.no_room", "as the script says")

@@ -26,7 +26,7 @@ from gateway.sandbox.cgroups import find
 from gateway.sandbox.host import Machine
 from gateway.sandbox.limits import Limits
 from gateway.sandbox.run_result import RunResult
-from tests.actors.sandbox.scenes import at_once, descriptors
+from tests.actors.sandbox.scenes import at_once, descriptors, until
 from tests.sandbox.in_groups import a_prefix
 from tests.sandbox.launcher_driver import pinned_image, require_a_sandbox, uids_alive
 
@@ -199,7 +199,7 @@ async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(
             assert uids_alive(FIRST_UID)
             os.kill(here.place.pid or 0, signal.SIGKILL)
             await nobody_left()
-        assert here.groups == ()
+        await until(lambda: here.groups == ())
         await here.open(starts=2)
         assert (await here.run("console.log(1)")).stdout.kept == b"1\n"
 
