@@ -26,6 +26,7 @@ class Group(Protocol):
     """One run's bounds and figures; the docstrings are those of `GroupTrees`, `GroupV1` and `GroupV2`."""
 
     places: dict[str, Path]
+    directories: tuple[Path, ...]
 
     @property
     def name(self) -> str: ...  # noqa: D102

@@ -16,6 +16,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.sandbox import outside_check, starter
 from gateway.sandbox.bubblewrap import OUT, SCRATCH
@@ -216,8 +217,18 @@ class HeldSandbox:
             return False
         else:
             return False
-        all_there = {self._pid, self._init, self._command}
-        return all(set(members(Files(), each)) == all_there for each in dict.fromkeys(self.group.places.values()))
+        return self._in(self.group.directories[0]) == self._own
+
+    def alone(self) -> bool:
+        """Look in every tree of groups, which takes longer than `waits`, whether nobody else is in any."""
+        return self.group is not None and all(self._in(each) <= self._own for each in self.group.directories)
+
+    @property
+    def _own(self) -> set[int]:
+        return {self._pid, self._init, self._command}
+
+    def _in(self, directory: Path) -> set[int]:
+        return set(members(Files(), directory))
 
     def order(self, order: starter.Order, streams: Sequence[int], answered: Callable[[int | None], None]) -> None:
         """Have the starter become a command; the descriptors stay the caller's.
@@ -272,9 +283,9 @@ class HeldSandbox:
 
         The end of bubblewrap makes what it has not reaped, the init of the sandbox, a child of this process.
         """
-        if self._pid or any(_is_child(kind, number) for kind, number in self._children):
+        if self._pid or (self.group is not None and self.group.populated()):
             return False
-        return self.group is None or not self.group.populated()
+        return not any(_is_child(kind, number) for kind, number in self._children)
 
     def exit_code(self) -> int | None:
         """Return what bubblewrap told of the command; None where it told nothing, or there never was a command."""

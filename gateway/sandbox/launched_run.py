@@ -84,9 +84,11 @@ class LaunchedRun:
         """Set it up; the caller keeps and closes the descriptors."""
         self._sandbox.events = Events(self._held, self.fail, self._over)
         try:
-            # What the node waits for is said before the rest is done.
+            # What the node waits for is said before the rest is done; nothing is let go of before that.
             if self._sandbox.held:
                 self._held()
+                if not self._sandbox.alone():
+                    raise SetupFailed("sandbox.check_failed", "somebody else has come to it")
             self._take(streams, command)
             if not self._ahead:
                 self._sandbox.start()

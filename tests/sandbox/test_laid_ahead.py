@@ -25,7 +25,7 @@ from gateway.sandbox.launcher_messages import Lay, Ready, Spawn
 from gateway.sandbox.launching import Launcher
 from gateway.sandbox.outside_check import status_of
 from gateway.sandbox.seccomp import load_filter
-from tests.sandbox.in_groups import eventually, standing
+from tests.sandbox.in_groups import eventually, standing, unavailable
 from tests.sandbox.launcher_driver import (
     FIRST_UID,
     MIB,
@@ -219,6 +219,23 @@ def test_one_that_somebody_else_is_in_is_not_given_out(driver: Driver) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(stranger, 0)[1]) == -signal.SIGKILL
     assert eventually(lambda: not set(pids) & set(uids_alive()), within=1.0)
     finish(driver, run)
+
+
+def test_one_that_somebody_else_has_come_to_in_one_tree_alone_never_runs(driver: Driver) -> None:
+    driver.run(SAYS, again=True)
+    laid()
+    trees = [each for each in standing(CGROUPS, driver.prefix) if "unified" not in each.parts]
+    if len(trees) < 2:
+        unavailable("there is one tree here")
+    stranger = os.fork()
+    if stranger == 0:
+        signal.pause()
+    (trees[-1] / "cgroup.procs").write_text(str(stranger))
+    run = driver.spawn(SAYS)
+    failed = driver.failed(run)
+    assert (failed.reason, failed.left, run.stdout) == ("sandbox.check_failed", None, b"")
+    assert os.waitstatus_to_exitcode(os.waitpid(stranger, 0)[1]) == -signal.SIGKILL
+    assert not given(driver.run(SAYS))
 
 
 def test_the_starter_killed_after_it_was_given_out_never_ran(driver: Driver) -> None:
