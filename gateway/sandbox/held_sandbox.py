@@ -38,11 +38,15 @@ CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Events:
-    """What is called when a sandbox is held, when it cannot be, and when bubblewrap is over; never from `start`."""
+    """What is called when a sandbox is held, when it cannot be, and when bubblewrap is over; never from `start`.
+
+    `told` is called before that, when bubblewrap has told how the command ended; it may be called again.
+    """
 
     held: Callable[[], None]
     failed: Callable[[str, str], None]
     over: Callable[[], None]
+    told: Callable[[], None] = lambda: None
 
 
 class SetupFailed(Exception):
@@ -117,13 +121,16 @@ class HeldSandbox:
         self._timers.append(loop.after(SETUP_WITHIN_S, lambda: self.events.failed("sandbox.setup_failed", late)))
 
     def _read_status(self) -> None:
-        """Take what bubblewrap tells, first of all its child, which is there from then on."""
+        """Take what bubblewrap tells: first of all its child, which is there from then on, and how it ended at last."""
         self._drain_status()
         if not self._init and self._told[:1] == b"{" and b"}" in self._told:
             self._init = json.loads(self._told[: self._told.index(b"}") + 1])["child-pid"]
             self._children.append((os.P_PID, self._init))
             if self._hardening is not None:
                 self._hardening.aim(self._init)
+        if self.status is None and self.exit_code() is not None:
+            self._hear_answer()
+            self.events.told()
 
     def _drain_status(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -206,29 +213,32 @@ class HeldSandbox:
             self._hardening = None
 
     def waits(self) -> bool:
-        """Look once more, at little cost: is the starter there, has it said nothing more, and is nobody with it?"""
-        if not self.held or self._started is None or self.group is None or self.status is not None:
+        """Look once more, at little cost: is all of it there, has the starter said nothing more, is nobody with it?"""
+        return self.quiet() and self._all_there(self._directories[:1])
+
+    def whole(self) -> bool:
+        """Look, at more cost, in every tree of groups: is all of it there, and nobody else?"""
+        return self._all_there(self._directories)
+
+    @property
+    def _directories(self) -> tuple[Path, ...]:
+        return () if self.group is None else self.group.directories
+
+    def _all_there(self, directories: tuple[Path, ...]) -> bool:
+        own = {self._pid, self._init, self._command}
+        return all(set(members(Files(), each)) == own for each in directories)
+
+    def quiet(self) -> bool:
+        """Return whether the starter is there, and has said nothing since it said so."""
+        if not self.held or self._started is None or self.status is not None:
             return False
         try:
             self._started.orders.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            pass
+            return True
         except OSError:
             return False
-        else:
-            return False
-        return self._in(self.group.directories[0]) == self._own
-
-    def alone(self) -> bool:
-        """Look in every tree of groups, which takes longer than `waits`, whether nobody else is in any."""
-        return self.group is not None and all(self._in(each) <= self._own for each in self.group.directories)
-
-    @property
-    def _own(self) -> set[int]:
-        return {self._pid, self._init, self._command}
-
-    def _in(self, directory: Path) -> set[int]:
-        return set(members(Files(), directory))
+        return False
 
     def order(self, order: starter.Order, streams: Sequence[int], answered: Callable[[int | None], None]) -> None:
         """Have the starter become a command; the descriptors stay the caller's.

@@ -82,13 +82,14 @@ class LaunchedRun:
 
     def start(self, streams: Sequence[int], command: int) -> None:
         """Set it up; the caller keeps and closes the descriptors."""
-        self._sandbox.events = Events(self._held, self.fail, self._over)
+        self._sandbox.events = Events(self._held, self.fail, self._over, self._told)
         try:
             # What the node waits for is said before the rest is done; nothing is let go of before that.
             if self._sandbox.held:
                 self._held()
-                if not self._sandbox.alone():
-                    raise SetupFailed("sandbox.check_failed", "somebody else has come to it")
+                self._look_who_is_there()
+                if self.state is not State.HELD:
+                    return
             self._take(streams, command)
             if not self._ahead:
                 self._sandbox.start()
@@ -115,6 +116,14 @@ class LaunchedRun:
             took = round((time.monotonic() - self._began) * 1_000_000)
             self._send(Ready(self.asked.run, places, took, self._ahead), ())
             self._cpu_before_us = self._sandbox.group.cpu_us()
+
+    def _look_who_is_there(self) -> None:
+        if self._sandbox.whole():
+            return
+        # What has just died tells of its end itself.
+        self._place.loop.reap()
+        if self._sandbox.quiet():
+            self.fail("sandbox.check_failed", "not all of it, or somebody else, is in its group")
 
     def release(self) -> None:
         """Let the command be executed, and count from here on."""
@@ -170,6 +179,11 @@ class LaunchedRun:
         if self.state in {State.SETTING_UP, State.HELD}:
             self._why = (reason, detail)
             self._end()
+
+    def _told(self) -> None:
+        # Bubblewrap itself takes its time to end, and nobody has to wait for that.
+        if self.state is State.RELEASED:
+            self._over()
 
     def _over(self) -> None:
         if self.state is State.RELEASED and self._watch is not None:
