@@ -224,7 +224,11 @@ class _Commit(Ask[list[list[Row]]]):
 
 @attrs.define(eq=False)
 class _WriterActor:
-    """The owner of the file: while it does not live, nothing is open."""
+    """The owner of the file: while it does not live, nothing is open.
+
+    A step past the queue has the token of `writing` until it is over, also where its asker waits no longer; `untold` is
+    what it came to, and when it began, until somebody in the loop has told it.
+    """
 
     file: SqliteFile
     writer: Writer
@@ -233,8 +237,7 @@ class _WriterActor:
     run: Run
     pulse: Pulse
     at_once: AtOnce
-    alone: bool = False
-    """The writer is used past the queue."""
+    untold: tuple[Result, float] | None = None
 
     async def live(self, inbox: Inbox[_Commit]) -> None:
         try:
@@ -261,11 +264,11 @@ class _WriterActor:
     async def _store(self, letters: Sequence[Letter[_Commit]]) -> None:
         results: Sequence[Result]
         began = time.perf_counter()
+        if not self.pulse.damaged:
+            letters = await self._in_turn(letters)
         if self.pulse.damaged:
             results = [Failure(Reason.CORRUPT)] * len(letters)
-        elif not await self._turn_comes(letters):
-            results = [Failure(Reason.OVERLOADED)] * len(letters)
-        else:
+        elif letters:
             steps = [letter.message.step for letter in letters]
             relaxed = all(letter.message.relaxed for letter in letters)
             self.at_once.came(len(steps))
@@ -274,8 +277,9 @@ class _WriterActor:
                 results = at_once
             else:
                 results = await self.run(partial(self.writer.run, steps, relaxed=relaxed), self.writing)
-        if not self.pulse.damaged:
             self._feel(results)
+        else:
+            return
         for letter, result in zip(letters, results, strict=True):
             if isinstance(result, list):
                 letter.answer(letter.message, result)
@@ -285,6 +289,7 @@ class _WriterActor:
 
     def store_at_once(self, step: tuple[Statement, ...]) -> Result | None:
         """Store a relaxed step in the task of its asker; None where it is for the actor."""
+        self._tell_of_the_last()
         if self.pulse.damaged:
             return None
         began = time.perf_counter()
@@ -296,35 +301,53 @@ class _WriterActor:
 
     async def store_alone(self, step: tuple[Statement, ...]) -> Result | None:
         """Store a step past the queue, in the task of its asker; None where it is for the actor."""
+        self._tell_of_the_last()
         if self.pulse.damaged or self.at_once.crowded or not self.at_once.idle:
             return None
-        result: Result
-        began, self.alone = time.perf_counter(), True
         self.at_once.came(1)
         try:
-            (result,) = await self.run(partial(self.writer.run, [step]), self.writing, within=_PATIENCE_S)
+            return await self.run(partial(self._alone, step), self.writing, within=_PATIENCE_S)
         except trio.TooSlowError:
-            result = Failure(Reason.STALLED, uncertain=True)
+            failure = Failure(Reason.STALLED, uncertain=True)
         except Exception:  # noqa: BLE001 - a defect of the writer is its actor's death, and no more here
             _log.exception("a step could not be stored alone")
-            result, self.alone = Failure(Reason.CRASHED, uncertain=True), False
-        else:
-            self.alone = False
-        self._feel([result])
-        self._tell([result], began)
+            failure = Failure(Reason.CRASHED, uncertain=True)
+        finally:
+            self._tell_of_the_last()
+        self._feel([failure])
+        return failure
+
+    def _alone(self, step: tuple[Statement, ...]) -> Result:
+        began = time.perf_counter()
+        (result,) = self.writer.run([step])
+        self.untold = result, began
         return result
 
-    async def _turn_comes(self, letters: Sequence[Letter[_Commit]]) -> bool:
-        """Wait until nobody uses the writer past the queue; False where that lasts longer than an asker waits.
+    def _tell_of_the_last(self) -> None:
+        """Tell of a step past the queue that is over: its asker may have gone, or not have had his turn yet."""
+        if self.untold is not None:
+            (result, began), self.untold = self.untold, None
+            self._feel([result])
+            self._tell([result], began)
 
-        None of these is begun before, so that they can be told for certain what became of them.
+    async def _in_turn(self, letters: Sequence[Letter[_Commit]]) -> Sequence[Letter[_Commit]]:
+        """Wait until nobody uses the writer past the queue; return those whose askers wait for that long.
+
+        None of them is begun before, so that the others are refused for certain.
         """
-        if self.alone:
+        if not self.writing.available_tokens:
             self.at_once.came(2)
-            with trio.move_on_at(min(letter.deadline for letter in letters) - _TOLD_BEFORE_S):
+        while letters and not self.writing.available_tokens:
+            ends = min(letter.deadline for letter in letters)
+            with trio.move_on_at(ends - _TOLD_BEFORE_S):
                 async with self.writing:
-                    self.alone = False
-        return not self.alone
+                    break
+            for letter in letters:
+                if letter.deadline <= ends:
+                    letter.refuse(Failure(Reason.OVERLOADED).error())
+            letters = [letter for letter in letters if letter.deadline > ends]
+        self._tell_of_the_last()
+        return letters
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]

@@ -48,11 +48,13 @@ def count(name: str) -> Statement:
 
 
 class Gate:
-    """A `Run` that works inline, or waits until it is opened, or breaks."""
+    """A `Run` that works inline, or waits until it is opened, or breaks; callers hear of it once they are `told`."""
 
     def __init__(self) -> None:
         self.opened = trio.Event()
         self.opened.set()
+        self.told = trio.Event()
+        self.told.set()
         self.broken = 0
 
     async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, *, within: float = math.inf) -> T:
@@ -66,6 +68,7 @@ class Gate:
             await self.opened.wait()
             done.append(work())
             limiter.release_on_behalf_of(over)
+            await self.told.wait()
             over.set()
 
         await limiter.acquire_on_behalf_of(over)
@@ -510,6 +513,117 @@ class TestAlone:
                 await wait_all_tasks_blocked()
                 gate.opened.set()
             assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("given up",)]
+
+    async def test_who_waits_behind_one_that_takes_long_is_refused_when_his_own_patience_ends(
+        self, path: Path, migrations: Path, autojump_clock: MockClock
+    ) -> None:
+        gate = Gate()
+        health: list[StoreHealth] = []
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
+
+            async def probe() -> None:
+                store._pulse._last_success -= 2
+                health.append(await store.probe())
+
+            async def open_late() -> None:
+                await trio.sleep(20)
+                gate.opened.set()
+
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("long"))
+                await wait_all_tasks_blocked()
+                trio.lowlevel.spawn_system_task(open_late)
+                nursery.start_soon(probe)
+                nursery.start_soon(store.commit, count("patient"))
+            assert [each.reason for each in health] == [Reason.OVERLOADED]
+            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("long",), ("patient",)]
+
+    async def test_who_waits_behind_the_next_is_certain_too_though_the_first_hears_late_of_his_own(
+        self, path: Path, migrations: Path, autojump_clock: MockClock
+    ) -> None:
+        gate = Gate()
+        failures: list[type[StoreUnavailable]] = []
+        async with (
+            open_runtime(grace=0) as runtime,
+            open_sqlite(runtime, path, migrations=migrations, run=gate) as store,
+        ):
+
+            async def commit(name: str) -> None:
+                try:
+                    await store.commit(count(name))
+                except StoreUnavailable as failure:
+                    failures.append(type(failure))
+
+            async with trio.open_nursery() as nursery:
+                gate.told = trio.Event()
+                nursery.start_soon(commit, "first")
+                await wait_all_tasks_blocked()
+                gate.opened = trio.Event()
+                nursery.start_soon(commit, "next")
+                await wait_all_tasks_blocked()
+                gate.told.set()
+                await wait_all_tasks_blocked()
+                nursery.start_soon(commit, "behind")
+            gate.opened.set()
+            assert sorted(failures, key=str) == sorted([StoreUncertain, StoreUnavailable], key=str)
+
+    @pytest.mark.parametrize("given_up", [False, True])
+    async def test_after_one_that_met_damage_nothing_is_stored(
+        self, path: Path, migrations: Path, connections: list[sqlite3.Connection], *, given_up: bool
+    ) -> None:
+        gate = Gate()
+        reasons: list[object] = []
+        async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations, run=gate) as store:
+            await store.commit(count("before"), Statement("INSERT INTO parents VALUES (1)"))
+            ((page,),) = await store.fetch("SELECT rootpage FROM sqlite_master WHERE name = 'parents'")
+            connections[-1].execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with path.open("r+b") as file:
+                file.seek((int(str(page)) - 1) * 4096)
+                file.write(b"\xff" * 4096)
+            connections[-1].execute("PRAGMA shrink_memory")
+
+            async def commit(*statements: Statement) -> None:
+                with pytest.raises(StoreUnavailable) as caught:
+                    await store.commit(*statements)
+                reasons.append(caught.value.extra["reason"])
+
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(commit, Statement("INSERT INTO parents VALUES (2)"))
+                await wait_all_tasks_blocked()
+                if given_up:
+                    nursery.cancel_scope.cancel()
+                else:
+                    nursery.start_soon(commit, count("behind"))
+                    await wait_all_tasks_blocked()
+                    gate.opened.set()
+            gate.opened.set()
+            await wait_all_tasks_blocked()
+            await commit(count("after"))
+            await commit(count("after that"))
+            assert set(reasons) == {"corrupt"}
+            assert await store.fetch("SELECT name FROM counters") == [("before",)]
+
+    async def test_one_that_is_given_up_is_counted_all_the_same(self, path: Path, migrations: Path) -> None:
+        steps: list[int] = []
+
+        def observe(event: Committed | StoreHealth) -> None:
+            if isinstance(event, Committed):
+                steps.append(event.steps)
+
+        gate = Gate()
+        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=observe)
+        async with open_runtime() as runtime, opening(runtime, path) as store:
+            gate.opened = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.commit, count("given up"))
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            gate.opened.set()
+            await wait_all_tasks_blocked()
+            await store.commit(count("after"))
+        assert steps == [1, 1]
 
     async def test_a_conflict_is_its_askers(self, path: Path, migrations: Path) -> None:
         async with open_runtime() as runtime, open_sqlite(runtime, path, migrations=migrations) as store:
