@@ -248,10 +248,10 @@ class HeldSandbox:
         """
         if self._started is None:
             raise ConnectionError(errno.ENOTCONN, "no sandbox was started")
-        self._answered = answered
-        self._place.loop.watch(self._started.orders.fileno(), self._hear_answer)
         rights = array.array("i", (*streams, order.descriptor))
         self._started.orders.sendmsg([order.numbers], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        self._answered = answered
+        self._place.loop.watch(self._started.orders.fileno(), self._hear_answer)
         # The first process of the sandbox has the other end: nobody is to hear what is written there from now on.
         self._started.complaints.close()
 

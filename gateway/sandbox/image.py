@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -52,7 +52,8 @@ class Image:
     """A verified image.
 
     `executables` are the paths inside of all that can be run, `verified` the fingerprint that the tree had when it was
-    verified, `kind` whether its libraries are those of the lock or of this machine.
+    verified, `kind` whether its libraries are those of the lock or of this machine, `tree` the path of everything in
+    the tree, itself first.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Image:
     kind: str = PINNED
     verified: str = ""
     members: Mapping[str, Entry] = attrs.field(factory=dict, repr=False)
+    tree: tuple[str, ...] = attrs.field(default=(), repr=False)
 
     def resolves(self, name: str) -> str | None:
         """Return the path inside of the executable that argv[0] `name` would run, or None.
@@ -124,11 +126,12 @@ def verify(path: Path, lock: Lock) -> Image:
     if path.parent.stat().st_mode & stat.S_IWOTH:
         raise ImageUnsafe(path, [f"{path.parent}: anybody may write there"])
     try:
-        before = _fingerprint(path)
+        tree = tuple(_paths(str(path)))
+        before = _fingerprint(tree)
         entries = read_tree(path)
-        if _fingerprint(path) != before:
+        if _fingerprint(_paths(str(path))) != before:
             raise ImageMismatch(path, ["it changed while it was read"])
-        return _judged(path, lock, f"sha256:{named[1]}", entries, before)
+        return attrs.evolve(_judged(path, lock, f"sha256:{named[1]}", entries, before), tree=tree)
     except OSError as error:
         raise ImageMismatch(path, [f"it cannot be read: {error}"]) from error
 
@@ -195,28 +198,36 @@ def _executables(members: Mapping[str, Entry]) -> frozenset[str]:
 
 
 def fingerprint(image: Image) -> str:
-    """Return a hash of the stat of everything in the tree: cheap enough for every run, blind to nothing but the clock.
+    """Return a hash of the stat of everything in the tree, blind to nothing but the clock.
 
     Any write, rename, new file, new mode or new mount changes it (ctime cannot be set).  Raises `ImageMismatch` when
     the tree cannot be read.
     """
     try:
-        return _fingerprint(image.path)
+        return _fingerprint(_paths(str(image.path)))
     except OSError as error:
         raise ImageMismatch(image.path, [f"it cannot be read: {error}"]) from error
 
 
 def unchanged(image: Image) -> str:
-    """Return the image's fingerprint, as it was when it was verified.  Raises `ImageMismatch` if it is another."""
-    now = fingerprint(image)
+    """Return the image's fingerprint, as it was when it was verified.  Raises `ImageMismatch` if it is another.
+
+    Cheap enough for every run: the tree is not listed, for whatever comes into a directory or leaves it changes that.
+    """
+    try:
+        now = _fingerprint(image.tree or _paths(str(image.path)))
+    except FileNotFoundError:
+        now = "not all of it is there"
+    except OSError as error:
+        raise ImageMismatch(image.path, [f"it cannot be read: {error}"]) from error
     if now != image.verified:
         raise ImageMismatch(image.path, ["it changed since it was verified"])
     return now
 
 
-def _fingerprint(root: Path) -> str:
+def _fingerprint(paths: Iterable[str]) -> str:
     told = hashlib.sha256()
-    for path in _paths(str(root)):
+    for path in paths:
         seen = os.lstat(path)
         parts = (path, seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
         told.update(repr(parts).encode())

@@ -23,10 +23,13 @@ LONGEST_LAID_S = 600.0
 class LaidAhead:
     """What is laid in the slots of a launcher, and what of it is being destroyed."""
 
-    def __init__(self, place: Place, user: Callable[[int], int | None]) -> None:
-        """`user` tells the host user of a slot, None for the launcher's own."""
+    def __init__(
+        self, place: Place, user: Callable[[int], int | None], tell: Callable[[int, Kind], None] = lambda *_: None
+    ) -> None:
+        """`user` tells the host user of a slot, None for the launcher's own; `tell` hears what is held in which."""
         self._place = place
         self._user = user
+        self._tell = tell
         self._kinds: dict[int, Kind] = {}
         self._laid: dict[int, HeldSandbox] = {}
         self._due: dict[int, Moment] = {}
@@ -64,11 +67,16 @@ class LaidAhead:
 
     def _lay(self, slot: int) -> None:
         self._discard(slot)
+        kind = self._kinds[slot]
         laid = HeldSandbox(
             self._place,
-            self._kinds[slot],
+            kind,
             self._user(slot),
-            Events(_nothing, lambda reason, detail: self._lost(slot, reason, detail), lambda: self._over(slot)),
+            Events(
+                lambda: self._tell(slot, kind),
+                lambda reason, detail: self._lost(slot, reason, detail),
+                lambda: self._over(slot),
+            ),
         )
         self._laid[slot] = laid
         try:
@@ -128,8 +136,8 @@ class LaidAhead:
 
 
 def same(one: Kind, other: Kind) -> bool:
-    """Return whether a sandbox of one kind can be given to a run of the other: its time counts from its release."""
-    return (one.filter, {**vars(one.bounds), "wall_us": 0}) == (other.filter, {**vars(other.bounds), "wall_us": 0})
+    """Return whether a sandbox of one kind can be given to a run of the other."""
+    return one.filter == other.filter and one.bounds.set_up_as(other.bounds)
 
 
 def _nothing(*_: object) -> None:

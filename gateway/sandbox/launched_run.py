@@ -129,26 +129,26 @@ class LaunchedRun:
         """Let the command be executed, and count from here on."""
         # Where bubblewrap has just been killed, that is known first.
         self._place.loop.reap()
-        if self.state is not State.HELD or self._sandbox.group is None or self._order is None:
+        box, group, began = self._sandbox, self._sandbox.group, time.monotonic()
+        if self.state is not State.HELD or group is None or self._order is None:
             return
-        box, bounds = self._sandbox, self.asked.bounds
+        # What it waits for comes first, and what watches it is made while it becomes the command.
+        try:
+            box.order(self._order, self._streams, self._answered)
+        except OSError as gone:
+            self.fail("sandbox.starter_gone", str(gone))
+            return
+        self.state = State.RELEASED
         self._watch = RunWatch(
-            self._sandbox.group,
-            bounds,
+            group,
+            self.asked.bounds,
             self._place.loop,
             box.pidfds,
             box.directories,
             self.stop,
+            began=began,
             cpu_before_us=self._cpu_before_us,
         )
-        try:
-            box.order(self._order, self._streams, self._answered)
-        except OSError as gone:
-            self._watch.finish()
-            self._watch = None
-            self.fail("sandbox.starter_gone", str(gone))
-            return
-        self.state = State.RELEASED
         self._let_go_of_streams(but=1)
 
     def _let_go_of_streams(self, but: int = 0) -> None:

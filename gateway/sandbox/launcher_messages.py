@@ -15,7 +15,8 @@ travel in descriptors of their own).  The order of a run:
 
 A run that is stopped before its release ends in `Failed`.  A node that is gone (end of file) has every run killed
 first, whatever holds a run back is let go of only then, and the launcher ends.  With `Lay`, and with what it says in a
-`Spawn`, the node has sandboxes laid ahead: they are looked for by the next `Spawn` in their slot.
+`Spawn`, the node has sandboxes laid ahead: the launcher tells of each as `Laid`, and they are looked for by the next
+`Spawn` in their slot.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Bounds:
     wall_us: int
     single: bool
 
+    def set_up_as(self, other: Bounds) -> bool:
+        """Return whether a sandbox with these bounds can be given to a run with others: its time counts from then."""
+        return {**vars(self), "wall_us": 0} == {**vars(other), "wall_us": 0}
+
 
 @dataclasses.dataclass(frozen=True)
 class Spawn:
@@ -83,6 +88,14 @@ class Spawn:
 class Lay:
     """Have a sandbox laid ahead in every slot, as soon as it has no run.  Descriptor: a file with its filter."""
 
+    bounds: Bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+    """A sandbox with these bounds is laid in a slot, and is held.  What becomes of it later, the next `Spawn` tells."""
+
+    slot: int
     bounds: Bounds
 
 
@@ -194,9 +207,10 @@ class Cleared:
     cgroups: int | None
 
 
-Message = Spawn | Lay | Release | Stop | Clear | Up | Unfit | Ready | Failed | Left | Ended | Cleared
+Message = Spawn | Lay | Laid | Release | Stop | Clear | Up | Unfit | Ready | Failed | Left | Ended | Cleared
 _KINDS: Mapping[str, type[Any]] = {
-    each.__name__: each for each in (Spawn, Lay, Release, Stop, Clear, Up, Unfit, Ready, Failed, Left, Ended, Cleared)
+    each.__name__: each
+    for each in (Spawn, Lay, Laid, Release, Stop, Clear, Up, Unfit, Ready, Failed, Left, Ended, Cleared)
 }
 _AS_JSON = json.JSONEncoder(default=vars)
 """Of messages, too, which have their fields and nothing else."""

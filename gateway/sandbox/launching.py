@@ -29,6 +29,7 @@ from gateway.sandbox.launcher_messages import (
     MOST_DESCRIPTORS,
     Clear,
     Failed,
+    Laid,
     Lay,
     Message,
     Release,
@@ -100,7 +101,7 @@ class Launcher:
         generation = f"{settings.prefix}-{os.urandom(3).hex()}"
         image = _image(Path(settings.image))
         self._place = Place(program.path, image, found, self._loop, generation, _starter())
-        self._ahead = LaidAhead(self._place, self._user)
+        self._ahead = LaidAhead(self._place, self._user, lambda slot, kind: self._say(Laid(slot, kind.bounds), ()))
         self._switch = DeadMansSwitch(found, generation)
         self._loop.on_exit(self._switch.pid, lambda _: self._end("its dead man's switch is gone"))
         self._rehearse(program.version)

@@ -36,9 +36,10 @@ class RunWatch:
         written: Sequence[int],
         stop: Callable[[str], None],
         *,
+        began: float,
         cpu_before_us: int,
     ) -> None:
-        """Watch a run that is let go of next.
+        """Watch a run that was let go of just now, at `began` on the monotonic clock.
 
         `pidfds` are those of the sandbox's first process and of its command, `written` the directories that it may
         write to; `stop` is called with one of `outcome.Stop`; `cpu_before_us` is the processor time of its set-up.  The
@@ -51,7 +52,7 @@ class RunWatch:
         self._init, self._command = pidfds
         self._written = tuple(written)
         self._stop = stop
-        self._began = time.monotonic()
+        self._began = began
         self._cpu_before_us = cpu_before_us
         self._timers: dict[str, Moment] = {}
         self._oom = group.oom_events
@@ -59,7 +60,7 @@ class RunWatch:
             loop.watch(self._oom, self._look_for_oom)
         self._next("wall", bounds.wall_us / 1_000_000, lambda: stop("wall"))
         self._next("cpu", self._cpu_lasts_s(bounds.cpu_us), self._look_at_cpu)
-        self._next("memory", SOONEST_LOOK_S, self._look_at_memory)
+        self._next("memory", _memory_lasts_s(bounds.memory_bytes), self._look_at_memory)
 
     def cpu_us(self) -> int:
         """Return the processor time since the release, in microseconds."""
@@ -111,12 +112,16 @@ class RunWatch:
         if used > most or (self._oom is None and self._group.oom_seen()):
             self._stop("memory")
         else:
-            soon = min(max((most - used) / GROWTH, SOONEST_LOOK_S), LATEST_LOOK_S)
-            self._next("memory", soon, self._look_at_memory)
+            self._next("memory", _memory_lasts_s(most - used), self._look_at_memory)
 
     def _look_for_oom(self) -> None:
         if self._group.oom_seen():
             self._stop("memory")
+
+
+def _memory_lasts_s(left: int) -> float:
+    """Return after how long to look again where there is so much left, in bytes."""
+    return min(max(left / GROWTH, SOONEST_LOOK_S), LATEST_LOOK_S)
 
 
 def bytes_written(directories: Sequence[int]) -> int:

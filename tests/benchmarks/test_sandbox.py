@@ -45,6 +45,8 @@ MORE_CONNECTIONS = 4
 STORE = "gateway.db"
 BEFORE_COUNTING = 10
 """Runs after which all that is made once has been made: caches, threads, connections."""
+LOG_FULL = 100
+"""Purchases after which the store's log has its size, and is written over: a node's first ones let it grow."""
 CACHES_FULL = 750
 """Runs after which the node's caches are full, too: pages of the store, eight MiB of them."""
 NODE_MIB, LAUNCHER_MIB = 4.0, 1.0
@@ -220,9 +222,9 @@ def seller(world: World, image: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.benchmark
 @pytest.mark.world
 def test_a_paid_run_beside_bare_node(seller: Seller, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(BEFORE_COUNTING):
+    for _ in range(LOG_FULL):
         seller.buy()
-        bare(image)
+    bare(image)
     bought, floor = in_turns(seller.buy, lambda: bare(image))
     with capsys.disabled():
         print(f"\nbare node: {told(floor)}; load {os.getloadavg()[0]:.2f}")

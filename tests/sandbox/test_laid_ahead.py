@@ -21,7 +21,7 @@ from gateway.sandbox.bubblewrap_start import Kind
 from gateway.sandbox.cgroups import find
 from gateway.sandbox.held_sandbox import Events, SetupFailed
 from gateway.sandbox.laid_ahead import LONGEST_LAID_S, LaidAhead, same
-from gateway.sandbox.launcher_messages import Lay, Ready, Spawn
+from gateway.sandbox.launcher_messages import Laid, Lay, Ready, Spawn
 from gateway.sandbox.launching import Launcher
 from gateway.sandbox.outside_check import status_of
 from gateway.sandbox.seccomp import load_filter
@@ -111,6 +111,13 @@ def test_what_is_laid_at_first_is_given_to_the_first_run_of_each_slot(driver: Dr
         assert run.ready is not None
         assert run.ready.setup_us < 20_000
         finish(driver, run)
+
+
+def test_the_node_is_told_of_each_that_is_laid(driver: Driver) -> None:
+    lay(driver)
+    laid(0)
+    laid(1)
+    assert [driver.hear()[0] for _ in range(2)] == [Laid(0, ROOMY), Laid(1, ROOMY)]
 
 
 def test_another_is_laid_after_each_run_that_asks_for_it(driver: Driver) -> None:
@@ -386,13 +393,16 @@ class Slots:
     loop: Loop
     made: list[Box]
     ahead: LaidAhead
+    told: list[tuple[int, Kind]]
     fails: bool = False
 
 
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
     loop = Loop()
-    here = Slots(loop, [], LaidAhead(cast("Any", SimpleNamespace(loop=loop)), lambda slot: slot))
+    told: list[tuple[int, Kind]] = []
+    place = cast("Any", SimpleNamespace(loop=loop))
+    here = Slots(loop, [], LaidAhead(place, lambda slot: slot, lambda *laid: told.append(laid)), told)
 
     def make(_: object, kind: Kind, __: int, events: Events) -> Box:
         here.made.append(Box(kind, events, fails=here.fails))
@@ -408,6 +418,13 @@ def test_nothing_is_laid_before_its_time(slots: Slots) -> None:
     assert slots.made == []
     assert slots.ahead.take(0, KIND) is None
     assert slots.loop.due == {}
+
+
+def test_one_is_told_of_once_it_is_held(slots: Slots) -> None:
+    slots.loop.go_on(0.5)
+    assert slots.told == []
+    slots.made[0].events.held()
+    assert slots.told == [(0, KIND)]
 
 
 def test_one_that_is_old_is_laid_anew(slots: Slots) -> None:

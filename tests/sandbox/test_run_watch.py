@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,7 +81,16 @@ def watch(figures: Figures, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> 
     calls = Calls()
     stopped: list[str] = []
     before = figures.cpu_us()
-    RunWatch(cast("Group", figures), BOUNDS, cast("Any", calls), NO_PIDFDS, [], stopped.append, cpu_before_us=before)
+    RunWatch(
+        cast("Group", figures),
+        BOUNDS,
+        cast("Any", calls),
+        NO_PIDFDS,
+        [],
+        stopped.append,
+        began=time.monotonic(),
+        cpu_before_us=before,
+    )
     return calls, stopped
 
 
@@ -166,7 +176,14 @@ def test_the_first_process_killed_is_told_from_its_own_end_and_from_want_of_memo
         held = Descriptor(os.pidfd_open(init.pid))
         pidfds = (held, Descriptor(-1))
         watched = RunWatch(
-            cast("Group", figures), BOUNDS, cast("Any", Calls()), pidfds, [], lambda _: None, cpu_before_us=0
+            cast("Group", figures),
+            BOUNDS,
+            cast("Any", Calls()),
+            pidfds,
+            [],
+            lambda _: None,
+            began=time.monotonic(),
+            cpu_before_us=0,
         )
         assert not watched.init_killed()
         if ends_by:

@@ -20,7 +20,17 @@ import structlog
 import trio
 
 from gateway.actors.sandbox.closed import LAUNCHER_BROKEN, LAUNCHER_DIED, LAUNCHER_HUNG
-from gateway.sandbox.launcher_messages import LONGEST, MOST_DESCRIPTORS, Message, Unfit, Up, message_of, packet
+from gateway.sandbox.launcher_messages import (
+    LONGEST,
+    MOST_DESCRIPTORS,
+    Bounds,
+    Laid,
+    Message,
+    Unfit,
+    Up,
+    message_of,
+    packet,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +116,7 @@ class Link:
     _greeting: Up | Unfit | None = None
     _greeted: trio.Event = attrs.field(factory=trio.Event)
     _lines: dict[str, Line] = attrs.field(factory=dict)
+    _laid: dict[int, Bounds] = attrs.field(factory=dict)
     _unsent: deque[tuple[bytes, tuple[int, ...]]] = attrs.field(factory=deque)
     _more: trio.Event = attrs.field(factory=trio.Event)
 
@@ -140,6 +151,14 @@ class Link:
         if self._unsent or not self._sent(packet(message), descriptors):
             self._unsent.append((packet(message), tuple(os.dup(each) for each in descriptors)))
             self._more.set()
+
+    def gives(self, slot: int, bounds: Bounds) -> bool:
+        """Return whether a run with these bounds that is spawned now in a slot is given what was laid there.
+
+        That is what the launcher told of last; what has died since then, only the answer to the `Spawn` tells.
+        """
+        laid = self._laid.pop(slot, None)
+        return laid is not None and laid.set_up_as(bounds)
 
     def give_up(self, why: str) -> None:
         """Have nothing more to do with it: all its runs are lost, and whoever holds the link ends it."""
@@ -244,6 +263,9 @@ class Link:
             _close(descriptors)
             log.error("sandbox_launcher_broken", pid=self.process.pid, error=str(error))  # noqa: TRY400 - no defect here
             self.give_up(LAUNCHER_BROKEN)
+            return
+        if isinstance(message, Laid):
+            self._laid[message.slot] = message.bounds
             return
         if isinstance(message, Up | Unfit):
             self._greeting = message

@@ -1,7 +1,8 @@
 """One run, from `Spawn` to what it came to.
 
-The commit point stands between `Ready` and `Release`: whatever fails before it is told as a run that never was,
-whatever is lost after it as one that may have been.
+The commit point stands before `Release`: whatever fails before that is told as a run that never was, whatever is lost
+after it as one that may have been.  That a run may be let go is made durable once it is `Ready`, and while that is
+waited for where its sandbox is laid already, which takes less.
 """
 
 from __future__ import annotations
@@ -104,33 +105,40 @@ class Run:
             except OSError as error:
                 raise never_ran(NO_DESCRIPTORS) from error
             with closing(opened) as pipes:
-                began = trio.current_time()
                 ready = await self._set_up(pipes, line)
-                setup_ms = round((trio.current_time() - began) * 1000)
                 try:
-                    await self._commit(line)
+                    await self._release(line)
                     ended, capture = await self._run(pipes, line)
                     files = await self._files()
                 finally:
                     await self._let_go()
             cleanup = await self._clear(line, ended)
-            return self._result(ended, capture, files, cleanup, setup_ms, ready.ahead)
+            return self._result(ended, capture, files, cleanup, ready)
 
     async def _set_up(self, pipes: Pipes, line: Line) -> Ready:
-        """Have it made ready."""
+        """Have it made ready, and made durable that it may run."""
         command = self.command
-        left = command.begins_by(self.end_s) - trio.current_time()
-        if left <= 0:
+        if command.begins_by(self.end_s) <= trio.current_time():
             raise never_ran(NO_TIME)
-        self.clean = False
-        self.link.say(Spawn(command.run, self.slot, bounds_of(command.limits), self.again), pipes.given)
+        bounds = bounds_of(command.limits)
+        self.clean, laid = False, self.link.gives(self.slot, bounds)
+        self.link.say(Spawn(command.run, self.slot, bounds, self.again), pipes.given)
         pipes.hand_over()
         try:
             self.look()
         except GatewayError:
             await self._never(line, CALLED_OFF)
             raise
-        heard = await self._heard(line, min(self.setup_s, left))
+        if laid:
+            await self._commit(line)
+            return await self._ready(line)
+        ready = await self._ready(line)
+        await self._commit(line)
+        return ready
+
+    async def _ready(self, line: Line) -> Ready:
+        """Wait until it is ready."""
+        heard = await self._heard(line, min(self.setup_s, self.command.begins_by(self.end_s) - trio.current_time()))
         match heard:
             case Heard(Ready() as ready, ()):
                 return ready
@@ -144,17 +152,20 @@ class Run:
         raise never_ran(LAUNCHER_BROKEN)
 
     async def _commit(self, line: Line) -> None:
-        """Make durable that it may have run; from here on it has."""
+        """Make durable that it may have run."""
         try:
             with trio.move_on_at(self.command.begins_by(self.end_s)) as in_time:
                 await self.command.release()
         except Exception:
             await self._never(line, CALLED_OFF)
             raise
+        if in_time.cancel_called:
+            raise await self._never(line, CALLED_OFF if self._called_off else NO_TIME)
+
+    async def _release(self, line: Line) -> None:
+        """Let it go: from here on it has run."""
         if self._called_off:
             raise await self._never(line, CALLED_OFF)
-        if in_time.cancel_called:
-            raise await self._never(line, NO_TIME)
         if self.link.lost is not None:
             raise never_ran(self.link.lost)
         self.released = True
@@ -256,8 +267,7 @@ class Run:
         capture: Capture,
         files: Listing,
         cleanup: Cleanup,
-        setup_ms: int,
-        laid_ahead: bool,  # noqa: FBT001 - one more figure
+        ready: Ready,
     ) -> RunResult:
         stopped = None if ended.stopped is None else Stop(ended.stopped)
         if stopped is None and capture.passed:
@@ -286,8 +296,8 @@ class Run:
             ),
             denials=Denials(ended.task_denials, ended.oom_kills),
             cleanup=cleanup,
-            setup_ms=setup_ms,
-            laid_ahead=laid_ahead,
+            setup_ms=_ms(ready.setup_us),
+            laid_ahead=ready.ahead,
         )
 
     async def _never(self, line: Line, reason: str) -> ExecutionFailed:

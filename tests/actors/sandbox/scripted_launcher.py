@@ -25,6 +25,7 @@ from gateway.sandbox.launcher_messages import (
     Cleared,
     Ended,
     Failed,
+    Laid,
     Left,
     Message,
     Ready,
@@ -48,6 +49,7 @@ class Script:
     `waits` has it run until it is stopped.
     `files` are what it leaves in `/out`, and with `much` it leaves too much for the launcher in `/scratch`; it `leaves`
     them as often as it says so.
+    When it is cleared another is laid in its slot where it `lays` one.
     `keeps_output_open` has somebody else hold its standard output.  Without an `exit_code` it was never executed.
     """
 
@@ -64,6 +66,7 @@ class Script:
     ready: bool = False
     left: str | None = None
     waits: bool = False
+    lays: bool = False
     stopped: str | None = None
     mounts: int | None = 0
     keeps_output_open: bool = False
@@ -81,8 +84,9 @@ def main() -> None:
 class Run:
     """A run that was spawned; its script goes on in a thread once it is released."""
 
-    def __init__(self, name: str, script: Script, descriptors: list[int], directory: Path) -> None:
-        self.name, self.script, self.descriptors, self.directory = name, script, descriptors, directory
+    def __init__(self, asked: Spawn, script: Script, descriptors: list[int], directory: Path) -> None:
+        self.asked, self.script, self.descriptors, self.directory = asked, script, descriptors, directory
+        self.name = asked.run
         self.stopped: str | None = None
         self.released = threading.Event()
         self.stop = threading.Event()
@@ -151,7 +155,7 @@ class Launcher:
         assert words.pop() == b""
         script = Script(**json.loads(words[0]))
         directory = Path(tempfile.mkdtemp(dir=self.place))
-        run = self.runs[spawn.run] = Run(spawn.run, script, descriptors, directory)
+        run = self.runs[spawn.run] = Run(spawn, script, descriptors, directory)
         if script.fails and not script.ready:
             self.fail(run)
             return
@@ -207,6 +211,8 @@ class Launcher:
             shutil.rmtree(run.directory)
             self.say(Cleared(run.name, run.script.mounts, 0))
             del self.runs[run.name]
+            if run.script.lays:
+                self.say(Laid(run.asked.slot, run.asked.bounds))
 
     def comes_to(self, run: Run, point: str) -> bool:
         """Return False where nothing more is to come of it."""

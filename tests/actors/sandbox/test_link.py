@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 
 from gateway.actors.sandbox.link import MOST_UNHEARD, Heard, Line, Link, open_link
 from gateway.actors.sandbox.pipes import open_pipes
-from gateway.sandbox.launcher_messages import Bounds, Failed, Left, Ready, Release, Spawn, Stop, Unfit, Up, packet
+from gateway.sandbox.launcher_messages import Bounds, Failed, Laid, Left, Ready, Release, Spawn, Stop, Unfit, Up, packet
 from tests.actors.sandbox.scenes import SOON_S, descriptors, launched, opened, script, settings_in, until
 
 BOUNDS = Bounds(1, 1, 1, 1, 1, 1, 1, single=False)
@@ -127,6 +128,19 @@ async def test_descriptors_go_both_ways(tmp_path: Path) -> None:
             assert [os.get_inheritable(each) for each in heard.descriptors] == [False, False]
             assert [name.rpartition("/")[2] for name in map(opened, heard.descriptors)] == ["scratch", "out"]
             heard.close()
+
+
+async def test_what_is_laid_is_given_once_and_to_a_run_of_its_kind(tmp_path: Path) -> None:
+    async with launched(tmp_path) as here:
+        roomier, longer = replace(BOUNDS, memory_bytes=2), replace(BOUNDS, wall_us=2)
+        assert not here.link.gives(0, BOUNDS)
+        for asked, given in ((BOUNDS, True), (longer, True), (roomier, False)):
+            here.link._take(packet(Laid(0, BOUNDS)), (), 0)
+            assert here.link.gives(0, asked) is given
+            assert not here.link.gives(0, BOUNDS)
+        here.link._take(packet(Laid(1, BOUNDS)), (), 0)
+        assert not here.link.gives(0, BOUNDS)
+        assert here.link.lost is None
 
 
 async def test_what_is_said_of_a_run_that_nobody_hears_leaves_nothing_open(tmp_path: Path) -> None:

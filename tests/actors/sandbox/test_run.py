@@ -231,6 +231,76 @@ async def test_the_commit_point_is_asked_for_once_it_is_ready_and_before_it_is_l
     assert heard == ["Spawn"]
 
 
+@attrs.define
+class Committed:
+    """What was said until the commit point was asked for, None before that; it is refused where it `fails`."""
+
+    here: Launched
+    fails: bool = False
+    heard: list[str] | None = None
+
+    async def release(self) -> None:
+        await at_once()
+        self.heard = says(self.here)
+        if self.fails:
+            raise StoreUnavailable
+
+
+async def laid(here: Launched) -> None:
+    """Have a run end, and another sandbox laid in its slot."""
+    await live(here.run(command(script(lays=True), run="the-first")))
+    await until(lambda: 0 in here.link._laid)
+    here.notes.write_text("")
+
+
+async def test_the_commit_point_is_not_asked_for_before_it_is_ready(here: Launched) -> None:
+    committed = Committed(here)
+    run = here.run(command(script(fails="sandbox.namespace_missing"), release=committed.release))
+    assert await reason_of(run, ExecutionFailed) == "sandbox.namespace_missing"
+    assert committed.heard is None
+
+
+async def test_where_its_sandbox_is_laid_the_commit_point_is_asked_for_meanwhile(here: Launched) -> None:
+    await laid(here)
+    committed = Committed(here)
+    assert (await live(here.run(command(script(), release=committed.release)))).ending.outcome is Outcome.EXITED
+    assert says(here) == LIFE
+    assert committed.heard is not None
+    assert "Release" not in committed.heard
+
+
+async def test_where_what_was_laid_is_lost_it_never_ran_though_that_it_might_is_durable(here: Launched) -> None:
+    await laid(here)
+    committed = Committed(here)
+    run = here.run(command(script(fails="sandbox.namespace_missing"), release=committed.release))
+    assert await reason_of(run, ExecutionFailed) == "sandbox.namespace_missing"
+    assert committed.heard is not None
+    assert says(here) == ["Spawn"]
+    assert (run.released, run.clean) == (False, True)
+
+
+async def test_where_its_sandbox_is_laid_and_the_commit_point_is_not_durable_it_never_runs(here: Launched) -> None:
+    await laid(here)
+    run = here.run(command(script(), release=Committed(here, fails=True).release))
+    with pytest.raises(StoreUnavailable):
+        await live(run)
+    assert says(here) == ["Spawn", "Stop"]
+    assert (run.released, run.clean) == (False, True)
+
+
+async def test_where_its_sandbox_is_laid_and_it_is_called_off_meanwhile_it_never_runs(here: Launched) -> None:
+    await laid(here)
+
+    async def release() -> None:
+        await at_once()
+        run.call_off()
+
+    run = here.run(command(script(), release=release))
+    assert await reason_of(run, ExecutionFailed) == "called_off"
+    assert "Release" not in says(here)
+    assert (run.released, run.clean) == (False, True)
+
+
 async def test_what_is_found_out_while_it_is_set_up_has_it_never_run(here: Launched) -> None:
     def look() -> None:
         raise OperationUnavailable
