@@ -469,6 +469,16 @@ async def test_work_that_takes_too_long_is_left_to_come_to_its_end() -> None:
             assert done.is_set()
 
 
+def sizes(groups: list[int]) -> Callable[[Committed | StoreHealth], None]:
+    """Return an observer that notes how many steps each group had."""
+
+    def observe(event: Committed | StoreHealth) -> None:
+        if isinstance(event, Committed):
+            groups.append(event.steps)
+
+    return observe
+
+
 class TestAlone:
     """A step that nothing is ahead of, stored by its asker's own task."""
 
@@ -476,13 +486,8 @@ class TestAlone:
         self, path: Path, migrations: Path
     ) -> None:
         groups: list[int] = []
-
-        def observe(event: Committed | StoreHealth) -> None:
-            if isinstance(event, Committed):
-                groups.append(event.steps)
-
         gate = Gate()
-        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=observe)
+        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=sizes(groups))
         async with open_runtime() as runtime, opening(runtime, path) as store:
             gate.opened = trio.Event()
             async with trio.open_nursery() as nursery:
@@ -494,7 +499,7 @@ class TestAlone:
                 gate.opened.set()
         assert groups == [1, 3]
 
-    async def test_one_that_is_cancelled_is_stored_all_the_same_and_nobody_gets_between(
+    async def test_one_that_is_given_up_is_stored_all_the_same_and_so_is_what_was_taken_behind_it(
         self, path: Path, migrations: Path
     ) -> None:
         gate = Gate()
@@ -505,14 +510,18 @@ class TestAlone:
                 await wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(store.commit, count("given up"))
+                nursery.start_soon(store.commit, count("taken"))
                 await wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(store.commit, count("after"))
                 await wait_all_tasks_blocked()
                 gate.opened.set()
-            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [("after",), ("given up",)]
+            assert await store.fetch("SELECT name FROM counters ORDER BY name") == [
+                ("after",),
+                ("given up",),
+                ("taken",),
+            ]
 
     async def test_who_waits_behind_one_that_takes_long_is_refused_when_his_own_patience_ends(
         self, path: Path, migrations: Path, autojump_clock: MockClock
@@ -607,13 +616,8 @@ class TestAlone:
 
     async def test_one_that_is_given_up_is_counted_all_the_same(self, path: Path, migrations: Path) -> None:
         steps: list[int] = []
-
-        def observe(event: Committed | StoreHealth) -> None:
-            if isinstance(event, Committed):
-                steps.append(event.steps)
-
         gate = Gate()
-        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=observe)
+        opening = partial(open_sqlite, migrations=migrations, run=gate, observe=sizes(steps))
         async with open_runtime() as runtime, opening(runtime, path) as store:
             gate.opened = trio.Event()
             async with trio.open_nursery() as nursery:
