@@ -66,7 +66,7 @@ log = structlog.get_logger(__name__)
 
 MAILBOX = 1024
 DAY_S = 24 * 3600
-POLICIES = ("free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "paid")
+POLICIES = ("free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "payment_attempts", "paid")
 
 
 def clock_ms() -> int:

@@ -79,6 +79,7 @@ class QuotaSection:
     scrape: int = 12
     audio: int = 4
     unpaid_quotes: int = 300
+    payment_attempts: int = 120
     paid: int = 180
     billed_daily: int = 1000
     trusted_proxies: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ from tests.actors.operations import (
     test_several_nodes,
 )
 from tests.actors.operations.scene import START_MS, Scene
-from tests.http.shop import open_shop
+from tests.http.shop import LIMITS, open_shop
 
 PACKAGE = Path(gateway.__file__).parent
 STORE_METHODS = frozenset({"commit", "fetch", "fetch_many", "look_up", "look_up_at_once"})
@@ -141,7 +141,7 @@ def sell(directory: Path) -> None:
     """Quotes, a sale, replays, refusals and failures, a failed call taken on again, sweeps: without a socket."""
 
     async def live() -> None:
-        async with open_shop(directory, limits={"free_search": 100, "unpaid_quotes": 300, "paid": 180}) as shop:
+        async with open_shop(directory, limits=LIMITS | {"free_search": 100}) as shop:
             bought = await shop.buy(key="a key of a paid call")
             names = shop.node.naming.names("a key of a paid call", "192.0.2.1")
             assert (await shop.post(key="a key of a paid call")).status == 200

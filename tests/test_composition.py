@@ -39,7 +39,7 @@ def test_without_a_payee_nothing_is_sold() -> None:
 
 def test_every_quota_of_the_configuration_is_a_policy() -> None:
     policies = policies_of(configured(quota={"free_search": 3}))
-    assert set(policies) == {"free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "paid"}
+    assert set(policies) == {"free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "payment_attempts", "paid"}
     assert policies["free_search"].limit == 3
 
 

@@ -49,6 +49,7 @@ free_ai = 2
 scrape = 3
 audio = 9
 unpaid_quotes = 5
+payment_attempts = 6
 paid = 6
 billed_daily = 7
 trusted_proxies = ["10.0.0.0/8", "::1"]

@@ -26,6 +26,7 @@ from gateway.http.answer import Outgoing, outgoing
 from gateway.http.asked import Incoming, Reader
 from gateway.http.call import KEY_HEADER, Call
 from gateway.http.challenge import Quoting, own
+from gateway.http.counting import RETRY_AFTER_S, Attempt, give_back, spend
 from gateway.http.lanes import Lanes, Turn
 from gateway.http.request_headers import CallerAddress
 from gateway.http.validation import BodyValidator
@@ -43,7 +44,6 @@ log = structlog.get_logger(__name__)
 SETTLEMENT_SLACK_S = 60.0
 WHOLE_NODE = "node"
 """The caller that node-wide budgets are counted on."""
-RETRY_AFTER_S = 2.0
 LOOK_AGAIN_S = 0.1
 
 
@@ -233,27 +233,10 @@ class Pipeline:
             )
 
     async def _spend(self, policy: str, caller: str) -> quotas.Allowance:
-        try:
-            allowance = await self.node.quota.ask(quotas.Spend(policy, caller), within=5)
-        except ActorError as error:
-            raise errors.CapacityExhausted(
-                f"quotas cannot be counted ({type(error).__name__})", retry_after=RETRY_AFTER_S
-            ) from error
-        if not allowance.granted:
-            raise errors.QuotaExceeded(
-                f"over {allowance.policy.limit} calls in {allowance.policy.window_s} s",
-                retry_after=allowance.reset_s,
-                headers=allowance.headers,
-                extra={"quota": policy},
-            )
-        return allowance
+        return await spend(self.node.quota, policy, caller)
 
     def _give_back(self, policy: str, caller: str, counted_ms: int) -> None:
-        """Give a call back to the window that it was counted in, which was open at `counted_ms`."""
-        try:
-            self.node.quota.tell(quotas.GiveBack(policy, caller, counted_ms))
-        except ActorError as error:
-            log.info("quota_not_given_back", policy=policy, error=type(error).__name__)
+        give_back(self.node.quota, policy, caller, counted_ms)
 
     async def _serve_free(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
         policy, (caller, _) = self.operation.quota, call.counted_as
@@ -266,7 +249,7 @@ class Pipeline:
             failure.headers = allowance.headers | failure.headers
             raise
         try:
-            ended = await self._submit(call, known, None, turn, None if budget is None else budget.policy.name)
+            ended = await self._submit(call, known, None, turn, budget=None if budget is None else budget.policy.name)
         except ops.Overtaken:
             self._give_back(policy, caller, allowance.opened_ms)
             if budget is not None:
@@ -284,24 +267,29 @@ class Pipeline:
 
     # -- 7: quote or payment -----------------------------------------------------------------------------------------
 
-    async def _challenged(self, reason: errors.PaymentRequired, call: Call) -> errors.PaymentRequired:
-        """Return the 402 with a fresh, exact, request-bound challenge of both protocols."""
+    async def _challenged(
+        self, reason: errors.PaymentRequired, call: Call, attempt: Attempt | None = None
+    ) -> errors.PaymentRequired:
+        """Return the 402 with a fresh, exact, request-bound challenge of both protocols.
+
+        It costs one of the caller's `unpaid_quotes`, unless its payment cost it an attempt already.
+        """
         quoting = self._quoting()
         problem = self.operation.check(call.asked.valid.request)
         if problem is not None:
             raise problem  # it was quoted once and may not be again: the price has changed
         offer = quoting.offer(call.asked.valid, example=call.asked.example)
-        allowance = await self._spend("unpaid_quotes", call.counted_as[0])
+        allowance = attempt.allowance if attempt else await self._spend("unpaid_quotes", call.counted_as[0])
         refusal = quoting.challenged(reason, offer)
         refusal.headers |= allowance.headers
         if not self.operation.key_required and call.asked.key is None:
             refusal.headers[KEY_HEADER] = self.node.naming.generated_keys(offer.quote.quote_id)[0]
         return refusal
 
-    async def _told(self, failure: GatewayError, call: Call) -> GatewayError:
+    async def _told(self, failure: GatewayError, call: Call, attempt: Attempt | None = None) -> GatewayError:
         """Return a failure as it is answered: where it asks for another payment, it carries the challenge."""
         if isinstance(failure, errors.PaymentRequired):
-            return await self._challenged(failure, call)
+            return await self._challenged(failure, call, attempt)
         return failure
 
     async def _serve_paid(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
@@ -316,12 +304,20 @@ class Pipeline:
         except errors.PaymentRefused as refused:
             raise await self._challenged(refused, call) from None
         network, payer = call.counted_as
-        allowance = await self._spend("paid", payer)
+        attempt = await Attempt.of(self.node.quota, network)
         try:
-            ended = await self._submit(call, known, payment_of(credential, quote), turn)
+            allowance = await self._spend("paid", payer)
+            ended = await self._submit(call, known, payment_of(credential, quote), turn, attempt=attempt)
         except ops.Overtaken:
+            attempt.give_back()
             self._give_back("paid", payer, allowance.opened_ms)
             raise
+        except (errors.PaymentRequired, errors.OperationInProgress, errors.SettlementPending):
+            raise  # the payment was refused, or the operation goes on and gives the attempt back itself
+        except GatewayError:
+            attempt.give_back()
+            raise
+        attempt.give_back()
         if not ended.replayed:
             self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
         return self._answer(ended, allowance.headers | call.more_headers)
@@ -342,7 +338,14 @@ class Pipeline:
         return self.quoting
 
     async def _submit(
-        self, call: Call, known: keys.Known, payment: Payment | None, turn: Turn, budget: str | None = None
+        self,
+        call: Call,
+        known: keys.Known,
+        payment: Payment | None,
+        turn: Turn,
+        *,
+        budget: str | None = None,
+        attempt: Attempt | None = None,
     ) -> ops.Ended:
         valid = call.asked.valid
         order = ops.Order(
@@ -356,12 +359,18 @@ class Pipeline:
             earlier=known.operation if isinstance(known.operation, ops.Earlier) else None,
             budget=budget,
             fresh=call.fresh,
+            cleared=attempt.give_back if attempt else None,
         )
         within = self.operation.time_for(valid.request) + SETTLEMENT_SLACK_S
-        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn)
+        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn, attempt)
 
     async def _operations(
-        self, message: ops.Submit | ops.Join, within: float, call: Call, turn: Turn | None
+        self,
+        message: ops.Submit | ops.Join,
+        within: float,
+        call: Call,
+        turn: Turn | None,
+        attempt: Attempt | None = None,
     ) -> ops.Ended:
         """Ask the operations actor; what it never saw is retryable, what it saw goes on without us."""
         try:
@@ -382,7 +391,7 @@ class Pipeline:
         except GatewayError as failure:
             if turn is not None:
                 turn.outcome = own(failure)
-            raise await self._told(own(failure), call) from None
+            raise await self._told(own(failure), call, attempt) from None
         if turn is not None:
             turn.outcome = ended
         return ended

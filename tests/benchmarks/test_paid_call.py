@@ -77,7 +77,7 @@ def process(command: list[str], port: int, path: str, log: Path) -> Iterator[int
 def node(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     directory, port = tmp_path_factory.mktemp("node"), free_port()
     settings = world.node_settings(directory, port)
-    settings["quota"] = {"unpaid_quotes": 10_000_000, "paid": 10_000_000}
+    settings["quota"] = {"unpaid_quotes": 10_000_000, "payment_attempts": 10_000_000, "paid": 10_000_000}
     config = directory / "gateway.toml"
     config.write_text(tomli_w.dumps(settings))
     with process(["-m", "gateway", "serve", "--config", str(config)], port, PATH, directory / "log") as pid:

@@ -320,7 +320,9 @@ async def open_ai_shop(
 ) -> AsyncIterator[AiShop]:
     """Open a node that sells chats over `routes`; `limits` are quotas by name, `billed:...` daily ones."""
     bank, clock, signer = Bank(), Clock(), Signer.from_keys({1: b"r" * 32})
-    counts = {"free_search": 12, "free_ai": 100, "unpaid_quotes": 300, "paid": 180} | dict(limits)
+    counts = {"free_search": 12, "free_ai": 100, "unpaid_quotes": 300, "payment_attempts": 120, "paid": 180} | dict(
+        limits
+    )
     policies = {name: Policy(name, limit, DAY_S if ":" in name else 60) for name, limit in counts.items()}
     async with open_runtime() as runtime, open_sqlite(runtime, directory / "gateway.db") as store:
         start = partial(runtime.start, capacity=1024)

@@ -55,7 +55,7 @@ ASSET = Asset("eip155:8453", 8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913",
 TERMS = Terms(ASSET, "0x90F79bf6EB2c4f870365E785982E1f101E93b906", "https://gateway.example", "gateway.example")
 BODY: dict[str, Any] = {"query": "what is a tide", "synthesize": False}
 PEPPERS = {1: b"p" * 32}
-LIMITS = {"free_search": 12, "unpaid_quotes": 300, "paid": 180}
+LIMITS = {"free_search": 12, "unpaid_quotes": 300, "payment_attempts": 120, "paid": 180}
 
 
 @attrs.define(eq=False)

@@ -15,7 +15,7 @@ from gateway.errors import ModelUnavailable, RequestTooLarge
 from gateway.registry.execution import Served, Work
 from gateway.registry.operation import Operation
 from gateway.registry.table import SEARCH_PAID
-from tests.http.shop import PAYER, Answer, Shop, open_shop
+from tests.http.shop import LIMITS, PAYER, Answer, Shop, open_shop
 
 FREE: dict[str, Any] = {"query": "free tides", "synthesize": False}
 PAID: dict[str, Any] = {"query": "tides", "synthesize": False}
@@ -104,7 +104,7 @@ async def test_a_payment_that_comes_with_a_free_request_is_neither_read_nor_sett
 
 
 async def test_an_exhausted_free_quota_never_becomes_a_quote(tmp_path: Path) -> None:
-    async with open_shop(tmp_path, table=mixed(), limits={"free_search": 1, "unpaid_quotes": 9, "paid": 9}) as shop:
+    async with open_shop(tmp_path, table=mixed(), limits=LIMITS | {"free_search": 1}) as shop:
         assert (await shop.post(body=FREE)).status == 200
         refused = await shop.post(body=FREE)
         assert (refused.status, refused.challenged) == (429, False)

@@ -132,7 +132,7 @@ class Story:
 @asynccontextmanager
 async def door(node: Node, scene: Scene) -> AsyncIterator[Mapping[str, Pipeline]]:
     """Open the road of each operation over a node."""
-    policies = {name: Policy(name, 10_000) for name in ("paid", "unpaid_quotes")}
+    policies = {name: Policy(name, 10_000) for name in ("paid", "payment_attempts", "unpaid_quotes")}
     counted = partial(quota, policies=policies, store=node.store.real, clock_ms=scene.clock_ms)
     road = pipeline.Node(
         terms=None,

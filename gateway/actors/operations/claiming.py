@@ -87,6 +87,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         result=kept.result if kept else None,
         credit=credit,
         budget=order.budget,
+        cleared=order.cleared,
     )
 
 

@@ -86,6 +86,7 @@ class Life:
         released: what must never run twice may have begun in this attempt.
         stopped: nobody waits for it, and its execution is not to go on.
         budget: the node-wide quota that it was counted on, if any.
+        cleared: called once the payment is verified, or cannot be for a reason that is not the payer's.
     """
 
     owner: rows.Owner
@@ -123,6 +124,7 @@ class Life:
     released: bool = False
     stopped: bool = False
     budget: str | None = None
+    cleared: Callable[[], None] | None = attrs.field(default=None, repr=False)
     waiters: Waiters = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -59,7 +59,8 @@ class Order:
     `names` holds, for each name that the caller gave the operation, its `KeyName` under every pepper (current first);
     `callers` the names of the caller, of its network and its payer, under every pepper (current first).
     `budget` is the node-wide quota that a free call was counted on, if any.  `fresh` says that nobody can know its only
-    name yet, which was made for this very call: it has no rivals, on no node.
+    name yet, which was made for this very call: it has no rivals, on no node.  `cleared` is called once the payment is
+    verified, or cannot be for a reason that is not the payer's.
     """
 
     operation: Operation
@@ -72,6 +73,7 @@ class Order:
     earlier: Earlier | None = None
     budget: str | None = None
     fresh: bool = False
+    cleared: Callable[[], None] | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def keys(self) -> list[tuple[str, str]]:

@@ -41,6 +41,14 @@ MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 
 
 async def verify(life: Life, around: Surroundings) -> Event:
+    """Ask whether the payment can be made; who presented it is told at once that it was not refused."""
+    event = await _verified(life, around)
+    if event is not Event.REFUSED and life.cleared is not None:
+        life.cleared()
+    return event
+
+
+async def _verified(life: Life, around: Surroundings) -> Event:
     """Ask the facilitator; when it refuses, the chain tells whether somebody has paid already."""
     failpoint("verify.before")
     if _comes_too_late(life, around):

@@ -6,7 +6,7 @@ import attrs
 
 from gateway.actors.runtime import Ask
 
-IN_SHARES = frozenset({"unpaid_quotes", "paid"})
+IN_SHARES = frozenset({"unpaid_quotes", "paid", "payment_attempts"})
 """Policies that bound a caller's haste, not what is given away: they stand on the road of every 402 and every paid
 call, where a write to a shared store for each would cost more than the answer."""
 

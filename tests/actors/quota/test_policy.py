@@ -19,7 +19,7 @@ def test_what_is_given_away_or_billed_is_decided_by_the_store_call_by_call(name:
     assert Policy(name, 300).share == 0
 
 
-@pytest.mark.parametrize("name", ["unpaid_quotes", "paid"])
+@pytest.mark.parametrize("name", ["unpaid_quotes", "payment_attempts", "paid"])
 @pytest.mark.parametrize(("limit", "share"), [(1, 1), (9, 1), (19, 1), (20, 2), (300, 30)])
 def test_a_share_is_a_tenth_of_the_limit_and_at_least_one(name: str, limit: int, share: int) -> None:
     assert Policy(name, limit).share == share

@@ -24,7 +24,13 @@ import tomli_w
 from gateway.world.world import World
 
 START_S = 60.0
-PATIENT = {"free_search": 100_000, "free_ai": 100_000, "unpaid_quotes": 100_000, "paid": 100_000}
+PATIENT = {
+    "free_search": 100_000,
+    "free_ai": 100_000,
+    "unpaid_quotes": 100_000,
+    "payment_attempts": 100_000,
+    "paid": 100_000,
+}
 LIGHT = {"embedded": False}
 """Few scenarios need the model inside the node, which takes a core while it answers."""
 QUICK = {"verify_timeout_s": 2, "settle_timeout_s": 4, "settle_wait_s": 3}
