@@ -247,7 +247,9 @@ AuthorizationExpiresTooSoon = _refused(
     "authorization_expires_too_soon", "The authorization expires too soon", "`validBefore` does not outlive the run."
 )
 AuthorizationExpiresTooLate = _refused(
-    "authorization_expires_too_late", "The authorization expires too late", "`validBefore` is over an hour away."
+    "authorization_expires_too_late",
+    "The authorization expires too late",
+    "`validBefore` is more than `maxTimeoutSeconds` and five minutes away.",
 )
 AuthorizationNotYetValid = _refused(
     "authorization_not_yet_valid", "The authorization is not yet valid", "`validAfter` has not passed."

@@ -21,8 +21,8 @@ RANGE_BLOCKS = 2_000
 SMALLEST_RANGE = 5
 CALLS_A_LOOK = 200
 EARLIEST_S = 2 * 3600
-"""How long before its expiry an authorization may have been spent.  One that is presented expires within an hour
-(`FARTHEST_EXPIRY_S` of the payment checks); it may have been spent for as long before."""
+"""How long before its expiry an authorization may have been spent.  One that is presented expires within minutes
+(`EXPIRY_SLACK_S` of the payment checks; earlier releases took an hour); it may have been spent for as long before."""
 FIRST_STEP_BACK = 1_024
 FARTHEST_STEP_BACK = 2**21
 

@@ -25,10 +25,10 @@ from gateway.registry.payment.terms import Accepted, Credential, Offer
 
 RUN_MARGIN_S = 15
 """Seconds that an authorization must live beyond the operation's deadline: the time to settle in."""
-FARTHEST_EXPIRY_S = 3600
-"""How far ahead an authorization may expire; claims are kept that long."""
-CLOCK_SKEW_S = 60
-"""How far a payer's clock may run ahead of ours before that counts."""
+EXPIRY_SLACK_S = 300
+"""How many seconds an authorization may live beyond `maxTimeoutSeconds`: for payers whose clock runs ahead of ours.
+
+A longer life serves the payer alone: as long as it lasts, a payment that was served on trust may stay unsettled."""
 
 
 def check(credential: Credential, quote: Quote, offer: Offer, *, now: int) -> None:
@@ -119,5 +119,5 @@ def _check_times(authorization: Authorization, offer: Offer, now: int) -> None:
         raise AuthorizationNotYetValid
     if authorization.valid_before < now + offer.deadline_s + RUN_MARGIN_S:
         raise AuthorizationExpiresTooSoon
-    if authorization.valid_before > now + max(FARTHEST_EXPIRY_S, offer.max_timeout_seconds) + CLOCK_SKEW_S:
+    if authorization.valid_before > now + offer.max_timeout_seconds + EXPIRY_SLACK_S:
         raise AuthorizationExpiresTooLate
