@@ -256,8 +256,8 @@ AuthorizationNotYetValid = _refused(
 )
 AuthorizationUsed = _refused(
     "authorization_used",
-    "The authorization was used or cancelled",
-    "On chain its nonce is spent and no matching Transfer stands.",
+    "The authorization was cancelled",
+    "The chain shows an `AuthorizationCanceled` of its nonce.",
 )
 InsufficientFunds = _refused(
     "insufficient_funds", "Insufficient funds", "The payer's balance does not cover the amount."
@@ -546,7 +546,7 @@ class FacilitatorUnavailable(GatewayError):
 
     code, status, title = "facilitator_unavailable", 503, "The payment cannot be verified now"
     retryable = True
-    next = "Nothing was charged. Send the same request with the same payment again."
+    next = "Sign no other payment. Send the same request with the same payment again after `Retry-After`."
 
 
 class SettlementUnavailable(GatewayError):

@@ -16,6 +16,7 @@ FRESH_KEY = "Use a fresh Idempotency-Key. Nothing was charged."
 OPERATOR = "The operator has been asked to decide. Do not sign another payment for this request."
 IN_FLIGHT = "In progress. Poll this resource, or send the same request with the same Idempotency-Key again."
 PENDING = "The chain decides. Do not sign another payment; poll this resource."
+UNDECIDED = "The payment may have been made. Do not sign another; send the same request, key and payment again."
 
 SETTLEMENTS = {"none": "not_settled", "settled": "settled", "not_settled": "not_settled", "unknown": "unknown"}
 """The three values on the wire; nothing of a free operation is ever settled."""
@@ -62,4 +63,4 @@ def _next(shown: Shown) -> str:
 def _after_failure(shown: Shown) -> str:
     if shown.failure_code == ExecutionReconciliation.code:
         return FRESH_KEY
-    return PAID_AGAIN if shown.settlement == "settled" else AGAIN
+    return {"settled": PAID_AGAIN, "unknown": UNDECIDED}.get(shown.settlement, AGAIN)

@@ -60,6 +60,7 @@ def test_settlement_has_three_values_and_every_state_says_what_is_next(state: St
         ),
         ({"state": State.FAILED, "failure_code": "execution_reconciliation"}, "fresh Idempotency-Key"),
         ({"state": State.FAILED, "failure_code": "executor_failed", "settlement": "settled"}, "no other payment"),
+        ({"state": State.FAILED, "failure_code": "settlement_pending", "settlement": "unknown"}, "Do not sign another"),
         ({"state": State.NEEDS_OPERATOR, "settlement": "unknown"}, "Do not sign another payment"),
         ({"state": State.EXECUTED, "settlement": "unknown"}, "Do not sign another payment"),
         ({"state": State.CLAIMED, "settlement": "not_settled"}, "In progress"),

@@ -14,7 +14,7 @@ from gateway.actors.operations.paying import MADE
 from gateway.actors.payment import Payment
 from gateway.actors.settlement import Sighting, Standing
 from gateway.actors.store import Statement
-from gateway.errors import ExecutionReconciliation, InternalError, SettlementFailed
+from gateway.errors import ExecutionReconciliation, InternalError, SettlementFailed, SettlementPending
 from gateway.registry import ledger
 from gateway.registry.payment.asset import Asset, usd
 from gateway.registry.receipts import timestamp
@@ -87,7 +87,7 @@ async def end(life: Life, around: Surroundings) -> None:
     step = rows.end(
         life.owner,
         state=life.state,
-        settlement=_settlement(payment, waits=waits, made=made is not None),
+        settlement=_settlement(life, made=made is not None),
         settled=made,
         failure_code=failure.code,
         failure_detail=failure.detail,
@@ -109,10 +109,14 @@ def _made(life: Life) -> rows.Settled | None:
     return settled_in(seen) if seen.standing in MADE else None
 
 
-def _settlement(payment: Payment | None, *, waits: bool, made: bool) -> str:
-    if payment is None:
+def _settlement(life: Life, *, made: bool) -> str:
+    if life.payment is None:
         return "none"
-    return "unknown" if waits else "settled" if made else "not_settled"
+    if life.state is State.NEEDS_OPERATOR:
+        return "unknown"
+    if made:
+        return "settled"
+    return "unknown" if isinstance(life.failure, SettlementPending) else "not_settled"
 
 
 def _let_us_down(life: Life) -> bool:

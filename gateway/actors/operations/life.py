@@ -43,7 +43,7 @@ class Event(Enum):
     VERIFIED = "the facilitator verified the payment"
     ALREADY_PAID = "the chain shows the payment made before it was settled here"
     VERIFIED_KEPT = "the payment is verified, and an earlier attempt kept the output"
-    REFUSED = "the facilitator refused the payment and the chain shows it unused, or spent without a transfer"
+    REFUSED = "the facilitator refused the payment and the chain shows it unused or cancelled"
     UNVERIFIABLE = "nobody could verify the payment"
     OVER_LIMIT = "with what other nodes claimed meanwhile, too much of this payer is unsettled"
     STARTED = "the execution may begin"
@@ -58,6 +58,7 @@ class Event(Enum):
     UNDECIDED = "the chain cannot be read, or not yet"
     UNUSED = "the chain shows the authorization unused and still valid"
     DEAD = "the chain shows that the authorization cannot settle any more"
+    DIVERTED = "the chain shows the authorization used for another transfer than the quoted one"
     LOST_TRACK = "the authorization is spent, and neither a transfer nor a cancellation can be found"
     RECEIPT_KEPT = "the ledger posting and the receipt are durable"
 
@@ -88,6 +89,7 @@ TABLE: dict[tuple[State, Event], tuple[State, Effect]] = {
     (State.CLAIMED, Event.VERIFIED_KEPT): (State.EXECUTED, Effect.KEEP),
     (State.CLAIMED, Event.REFUSED): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.UNVERIFIABLE): (State.FAILED, Effect.END),
+    (State.CLAIMED, Event.DIVERTED): (State.NEEDS_OPERATOR, Effect.END),
     (State.CLAIMED, Event.OVER_LIMIT): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.RUN_LOST): (State.FAILED, Effect.END),
     (State.CLAIMED, Event.STARTED): (State.EXECUTING, Effect.EXECUTE),
@@ -104,6 +106,7 @@ TABLE: dict[tuple[State, Event], tuple[State, Effect]] = {
     (State.SETTLING, Event.UNUSED): (State.SETTLING, Effect.SETTLE),
     (State.SETTLING, Event.CONFIRMED): (State.SETTLED, Effect.RECEIPT),
     (State.SETTLING, Event.DEAD): (State.FAILED, Effect.END),
+    (State.SETTLING, Event.DIVERTED): (State.NEEDS_OPERATOR, Effect.END),
     (State.SETTLING, Event.LOST_TRACK): (State.NEEDS_OPERATOR, Effect.END),
     (State.SETTLED, Event.RECEIPT_KEPT): (State.RECEIPTED, Effect.REST),
 }

@@ -23,6 +23,7 @@ from gateway.errors import (
     OperatorNeeded,
     PaymentRejected,
     SettlementFailed,
+    SettlementPending,
     SignatureInvalid,
 )
 
@@ -80,14 +81,16 @@ async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
     try:
         life.sighting = await sight(life, around)
     except (ChainUnavailable, ActorError) as error:
-        return _unverifiable(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
+        return _undecided(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
     match life.sighting.standing:
         case Standing.PAID | Standing.SHALLOW:
             return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
         case Standing.UNTRACED:
-            return _unverifiable(life, "the authorization is spent on chain, and its transaction cannot be found yet")
+            return _undecided(life, "the authorization is spent on chain, and its transaction cannot be found yet")
+        case Standing.DIVERTED:
+            return _diverted(life)
         case Standing.CANCELLED:
-            life.failure = AuthorizationUsed("the authorization is spent on chain and has paid nothing")
+            life.failure = AuthorizationUsed("the authorization was cancelled on chain and has paid nothing")
         case Standing.EXPIRED:
             life.failure = AuthorizationExpiresTooSoon("the authorization has expired")
         case Standing.UNUSED if "nonce" in reason:
@@ -107,6 +110,22 @@ def _meaning(reason: str) -> GatewayError:
     elif reason.endswith("_signature"):
         kind = SignatureInvalid
     return kind(f"the facilitator refused the payment: {reason}")
+
+
+def _undecided(life: Life, why: str) -> Event:
+    """Tell that the payment may have been made: nobody is to sign another, and the same is looked at again."""
+    life.failure = SettlementPending(why, operation_id=life.operation_id, retry_after=RETRY_AFTER_S)
+    return Event.UNVERIFIABLE
+
+
+def _diverted(life: Life) -> Event:
+    """Hand an authorization to the operator that took the payer's tokens and did not pay the quoted amount."""
+    seen = life.sighting
+    where = "" if seen is None or seen.transaction is None else f" by transaction {seen.transaction}"
+    why = f"the authorization was used{where}, and made another transfer than the quoted one"
+    log.error("payment_diverted", operation_id=life.operation_id, transaction=seen and seen.transaction)
+    life.failure = OperatorNeeded(why, operation_id=life.operation_id)
+    return Event.DIVERTED
 
 
 def _unverifiable(life: Life, why: str) -> Event:
@@ -172,15 +191,22 @@ async def look(life: Life, around: Surroundings) -> Event:
     except (ChainUnavailable, ActorError) as error:
         log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
         return Event.UNDECIDED
-    match life.sighting.standing:
+    return _shown(life, around, life.sighting)
+
+
+def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
+    """Return what it means for a payment that may have been submitted where the chain shows it."""
+    match seen.standing:
         case Standing.PAID:
             return Event.CONFIRMED
         case Standing.UNUSED:
             waiting = life.sent and life.looks < LOOKS_BEFORE_RESETTLING
             return Event.UNDECIDED if waiting else Event.UNUSED
         case Standing.EXPIRED | Standing.CANCELLED:
-            life.failure = SettlementFailed(_why(life.sighting), operation_id=life.operation_id)
+            life.failure = SettlementFailed(_why(seen), operation_id=life.operation_id)
             return Event.DEAD
+        case Standing.DIVERTED:
+            return _diverted(life)
         case Standing.UNTRACED if life.looks >= LOOKS_BEFORE_GIVING_UP and _long_dead(life, around):
             life.failure = OperatorNeeded(
                 "the authorization is spent and its transaction cannot be found", operation_id=life.operation_id
@@ -193,7 +219,7 @@ async def look(life: Life, around: Surroundings) -> Event:
 def _why(seen: Sighting) -> str:
     if seen.standing is Standing.EXPIRED:
         return "the authorization expired unused"
-    return "the authorization was cancelled, or spent without paying"
+    return "the authorization was cancelled"
 
 
 def _long_dead(life: Life, around: Surroundings) -> bool:

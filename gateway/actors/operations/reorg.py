@@ -193,6 +193,8 @@ class Watch:
                 each.settled, each.missing = settled, False
             case Standing.EXPIRED | Standing.CANCELLED:
                 await self._alarm(each, "a reorganisation took the settled transaction, and the authorization is dead")
+            case Standing.DIVERTED:
+                await self._alarm(each, "a reorganisation took the settled transaction, and another transfer was made")
             case Standing.UNTRACED if self._long_dead(sold.payment):
                 await self._alarm(each, "a reorganisation took the settled transaction, and no other can be found")
             case _:

@@ -25,6 +25,9 @@ from gateway.registry import ledger
 
 LOOK_WITHIN_S = 20.0
 
+HELD = """
+    SELECT SUM(amount) FROM ledger_entries WHERE operation_id = :operation_id AND account = 'hold'
+"""
 WAITING = """
     SELECT operation_id, operation, state, epoch, attempt, request_hash, protocol, network, asset, payer, pay_to,
         amount, nonce, valid_before, quote_id, price_version, challenge_id, look_from_block, result_hash, route,
@@ -139,14 +142,21 @@ async def _unpaid(waiting: _Waiting, message: Resolve, seen: Sighting | None, ar
         shows = f"{seen.standing.value}{f' by {seen.transaction}' if seen.transaction else ''}"
         raise ResolutionRefused(f"the chain shows its authorization {shows}", operation_id=owner.operation_id)
     payer = ledger.payer_account(payment.payer)
+    taken_back: list[Statement] = []
     if waiting.receipt is not None:
         taken_back = posted(owner.operation_id, "unsettled", ledger.REVENUE, payer, payment, now)
-    else:
+    elif await _is_held(waiting, around):
         taken_back = posted(owner.operation_id, f"failed.{waiting.attempt}", ledger.HOLD, payer, payment, now)
     state = State.RECEIPTED if waiting.receipt is not None else State.FAILED
     step = rows.unpaid(owner, state=state, settlement="not_settled", why=message.why, now=now)
     await _commit(waiting, message, around, state, step, *taken_back)
     return state.value
+
+
+async def _is_held(waiting: _Waiting, around: Surroundings) -> bool:
+    """Return False where the operation came to the operator before its result was made: its payer owed nothing."""
+    found = await around.store.fetch(HELD, {"operation_id": waiting.owner.operation_id})
+    return any(total for (total,) in found)
 
 
 async def _commit(waiting: _Waiting, message: Resolve, around: Surroundings, state: State, *steps: Statement) -> None:

@@ -46,13 +46,15 @@ class Standing(Enum):
     SHALLOW = "paid, not yet deep enough"
     UNUSED = "unused and still valid"
     EXPIRED = "unused and no longer valid"
-    CANCELLED = "cancelled, or spent on another transfer"
+    CANCELLED = "cancelled"
+    DIVERTED = "spent on another transfer than the one asked for"
     UNTRACED = "spent, and its transaction cannot be found"
 
 
 BELIEVED_FIRST = (
     Standing.PAID,
     Standing.SHALLOW,
+    Standing.DIVERTED,
     Standing.CANCELLED,
     Standing.UNTRACED,
     Standing.UNUSED,
@@ -235,13 +237,13 @@ class Chain:
         if log is None:
             return Sighting(Standing.UNTRACED, head.number)
         if log.topics[0] == AUTHORIZATION_CANCELED:
-            return self._cancelled(log.block_number, head)
+            return self._unpaid(Standing.CANCELLED, log.transaction, log.block_number, head)
         receipt = await end_point.receipt(log.transaction)
         match receipt and read(receipt, search):
             case Finding.PAID if receipt is not None:
                 return self._paid(receipt, head)
             case Finding.DIVERTED if receipt is not None:
-                return self._cancelled(receipt.block_number, head)
+                return self._unpaid(Standing.DIVERTED, receipt.transaction, receipt.block_number, head)
             case Finding.UNCLEAR:
                 return Sighting(Standing.UNTRACED, head.number)
         raise ChainUnavailable("rpc_contradiction")  # the event is known, and its transaction is not, or is without it
@@ -255,12 +257,11 @@ class Chain:
             receipt.block_hash,
         )
 
-    def _cancelled(self, number: int, head: Head) -> Sighting:
-        """Return `CANCELLED` once it is as deep as a payment has to be."""
-        return Sighting(
-            Standing.CANCELLED if self._is_deep(number, head) else Standing.UNTRACED,
-            head.number,
-        )
+    def _unpaid(self, standing: Standing, transaction: str, number: int, head: Head) -> Sighting:
+        """Return that the authorization was spent without the payment, once that is as deep as a payment has to be."""
+        if not self._is_deep(number, head):
+            return Sighting(Standing.UNTRACED, head.number)
+        return Sighting(standing, head.number, transaction, number)
 
     def _is_deep(self, number: int, head: Head) -> bool:
         return head.number - number + 1 >= self.confirmations

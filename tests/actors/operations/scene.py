@@ -134,6 +134,7 @@ class Chain:
     mined: dict[Key, tuple[str, int, str]] = attrs.field(factory=dict)
     late: list[tuple[float, Payment]] = attrs.field(factory=list)
     cancelled: set[Key] = attrs.field(factory=set)
+    diverted: set[Key] = attrs.field(factory=set)
     transfers: Counter[Key] = attrs.field(factory=Counter)
     gate: trio.Event | None = None
     verifying: trio.Event = attrs.field(factory=trio.Event)
@@ -217,6 +218,8 @@ class Chain:
     def standing(self, payment: Payment) -> Standing:
         if payment.key in self.cancelled:
             return Standing.CANCELLED
+        if payment.key in self.diverted:
+            return Standing.DIVERTED
         if payment.key not in self.mined and any(
             each.key == payment.key and when <= self.now() and when < each.valid_before for when, each in self.late
         ):
@@ -639,7 +642,8 @@ class Scene:
         assert sum(found.balances.values()) == 0
         ((held,),) = await store.fetch(
             "SELECT COALESCE(SUM(amount), 0) FROM operations WHERE funding = 'paid'"
-            " AND ((ended_at IS NULL AND state = 'executed') OR state = 'needs_operator')"
+            " AND ((ended_at IS NULL AND state = 'executed')"
+            "   OR (state = 'needs_operator' AND executed_at IS NOT NULL))"
         )
         ((earned,),) = await store.fetch(
             "SELECT COALESCE(SUM(amount), 0) FROM operations WHERE state = 'receipted' AND settlement <> 'not_settled'"

@@ -16,6 +16,7 @@ claimed    ALREADY_PAID   verified        START
 claimed    VERIFIED_KEPT  executed        KEEP
 claimed    REFUSED        failed          END
 claimed    UNVERIFIABLE   failed          END
+claimed    DIVERTED       needs_operator  END
 claimed    OVER_LIMIT     failed          END
 claimed    RUN_LOST       failed          END
 claimed    STARTED        executing       EXECUTE
@@ -32,6 +33,7 @@ settling   UNDECIDED      settling        LOOK
 settling   UNUSED         settling        SETTLE
 settling   CONFIRMED      settled         RECEIPT
 settling   DEAD           failed          END
+settling   DIVERTED       needs_operator  END
 settling   LOST_TRACK     needs_operator  END
 settled    RECEIPT_KEPT   receipted       REST
 """

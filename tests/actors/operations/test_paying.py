@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.operations import Ended
+from gateway.actors.operations import Ended, Order
+from gateway.actors.payment import Payment
 from gateway.actors.settlement import Standing, Verdict, Verification
 from gateway.errors import (
     AuthorizationExpiresTooSoon,
@@ -23,7 +24,17 @@ from gateway.errors import (
     SettlementPending,
     SignatureInvalid,
 )
-from tests.actors.operations.scene import PRICE, Node, Scene, all_of, order, outcome_of, payment, until
+from tests.actors.operations.scene import (
+    PRICE,
+    Node,
+    Scene,
+    all_of,
+    crash_when,
+    order,
+    outcome_of,
+    payment,
+    until,
+)
 
 
 def refused(reason: str) -> Verification:
@@ -81,15 +92,18 @@ async def test_a_facilitator_that_is_away_refuses_nobody_and_the_same_credential
     assert len(scene.executor.runs) == 1
 
 
-async def test_a_refusal_that_the_chain_cannot_explain_is_no_refusal(scene: Scene, autojump_clock: MockClock) -> None:
+async def test_a_refusal_that_the_chain_cannot_explain_asks_for_no_other_payment(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
     for standing in ("away", Standing.UNTRACED):
         scene.chain.verdicts.append(refused("invalid_transaction_state"))
         scene.chain.looks.append(standing)
     made = order(paid_by=payment())
     async with scene.node() as node:
         for _ in range(2):
-            with pytest.raises(FacilitatorUnavailable):
+            with pytest.raises(SettlementPending):
                 await node.call(made)
+            assert await node.only("state", "settlement") == ("failed", "unknown")
         assert isinstance(await node.call(made), Ended)
 
 
@@ -309,3 +323,67 @@ async def test_a_spent_authorization_without_a_trace_goes_to_the_operator_at_las
 
 async def ended(node: Node) -> bool:
     return bool(await node.only("ended_at") is not None)
+
+
+# -- a token that takes a fee -----------------------------------------------------------------------------------------
+
+
+async def waits_for_the_operator(node: Node, made: Order) -> None:
+    """The payer has lost tokens: no answer says that nothing was charged, and none asks for another payment."""
+    assert await node.only("state", "settlement", "failure_code") == ("needs_operator", "unknown", "operator_needed")
+    with pytest.raises(OperatorNeeded) as told:
+        await node.call(made)
+    assert told.value.operation_id == await node.only("operation_id")
+    assert "Do not sign another payment" in (told.value.next or "")
+    assert await node.count("payer_holds") == 0
+
+
+async def test_a_payment_that_was_diverted_before_it_came_here_waits_for_the_operator(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.chain.diverted.add(paid(made).key)
+    async with scene.node() as node:
+        with pytest.raises(OperatorNeeded, match="another transfer"):
+            await node.call(made)
+        await waits_for_the_operator(node, made)
+        assert await node.count("ledger_entries") == 0
+    assert (scene.executor.runs, scene.chain.submitted) == ([], [])
+
+
+async def test_a_payment_that_is_diverted_when_it_settles_waits_for_the_operator(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.executor.plan.append(1.0)
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        results: list[object] = []
+
+        async def ask() -> None:
+            results.append(await outcome_of(partial(node.call, made)))
+
+        nursery.start_soon(ask)
+        await scene.executor.running.wait()
+        scene.chain.diverted.add(paid(made).key)
+        await until(lambda: results)
+        assert isinstance(results[0], OperatorNeeded)
+        await waits_for_the_operator(node, made)
+        held = await node.store.fetch("SELECT SUM(amount) FROM ledger_entries WHERE account = 'hold'")
+        assert held == [(PRICE,)]
+
+
+async def test_a_diverted_payment_is_found_by_who_takes_the_operation_on(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    made = order(paid_by=payment())
+    scene.chain.settles.append("hang")
+    await crash_when(scene, made, lambda _: scene.chain.settling.is_set())
+    scene.chain.diverted.add(paid(made).key)
+    async with scene.node() as node:
+        await until(lambda: ended(node))
+        await waits_for_the_operator(node, made)
+
+
+def paid(made: Order) -> Payment:
+    assert made.payment is not None
+    return made.payment

@@ -90,6 +90,18 @@ async def test_a_payment_that_cannot_be_opened_is_looked_for_until_it_is_dead(
     assert len(scene.chain.submitted) == 1
 
 
+async def test_a_payment_that_a_reorganisation_turned_into_another_transfer_is_told_to_the_operator(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    async with scene.node() as node:
+        await node.call(order(paid_by=paid_by))
+        scene.chain.reorganise(paid_by)
+        scene.chain.diverted.add(paid_by.key)
+        await until(lambda: alarmed(node))
+        assert "another transfer" in await node.only("failure_detail")
+
+
 async def alarmed(node: Node) -> bool:
     return bool(await node.only("failure_code") == "operator_needed")
 

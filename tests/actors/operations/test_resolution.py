@@ -108,6 +108,22 @@ async def test_what_the_chain_shows_paid_is_not_ended_as_unpaid(scene: Scene, au
         assert await node.only("state") == "needs_operator"
 
 
+async def test_a_diverted_payment_whose_result_was_never_made_ends_unpaid_and_moves_no_money(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    paid_by = payment()
+    scene.chain.diverted.add(paid_by.key)
+    async with scene.node() as node:
+        await outcome_of(partial(node.call, order(paid_by=paid_by)))
+        operation_id = str(await node.only("operation_id"))
+        with pytest.raises(ResolutionRefused, match="another transfer"):
+            await node.operations.ask(Resolve(operation_id, LOST, "it paid a part"))
+        assert await node.operations.ask(Resolve(operation_id, None, "the payer was refunded")) == "failed"
+        assert await node.count("ledger_entries") == 0
+        second = payment()
+        assert (await node.call(order(paid_by=second))).receipt["quoteId"] == second.quote_id
+
+
 async def test_only_what_waits_for_a_decision_can_be_decided(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.node() as node:
         with pytest.raises(OperationNotFound):

@@ -27,6 +27,7 @@ from gateway.registry.http_call import (
 from tests.actors.settlement.toy_chain import (
     ASSET,
     PAYER,
+    PRICE,
     STRANGER,
     Refusal,
     ToyChain,
@@ -151,18 +152,36 @@ async def test_a_cancellation_is_no_payment(scene: Scene) -> None:
     assert await scene.standing(name) is Standing.CANCELLED
 
 
-async def test_an_authorization_that_paid_somebody_else_is_cancelled(scene: Scene) -> None:
-    scene.toy.include(used(OURS), transfer(to=STRANGER))
-    assert await scene.standing() is Standing.CANCELLED
+@pytest.mark.parametrize(
+    "events",
+    [
+        (transfer(to=STRANGER),),
+        (transfer(value=PRICE - 60), transfer(to=STRANGER, value=60)),  # a token that takes a fee
+        (transfer(to=STRANGER, value=60), transfer(value=PRICE - 60)),
+        (transfer(value=PRICE - 1),),  # one that rebases, and rounds
+    ],
+)
+async def test_an_authorization_that_made_another_transfer_is_no_cancelled_one(
+    scene: Scene, events: tuple[Any, ...]
+) -> None:
+    name = scene.toy.include(used(OURS), *events)
+    seen = await scene.look()
+    assert (seen.standing, seen.transaction, seen.block_number) == (Standing.DIVERTED, name, scene.toy.head)
+    assert await scene.look(name) == seen
 
 
-@pytest.mark.parametrize("events", [(canceled(OURS),), (used(OURS), transfer(value=1))])
-async def test_a_cancellation_counts_when_it_is_as_deep_as_a_payment_must_be(events: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    ("events", "standing"),
+    [((canceled(OURS),), Standing.CANCELLED), ((used(OURS), transfer(value=1)), Standing.DIVERTED)],
+)
+async def test_what_spent_it_unpaid_counts_when_it_is_as_deep_as_a_payment_must_be(
+    events: tuple[Any, ...], standing: Standing
+) -> None:
     scene = make(confirmations=2)
     scene.toy.include(*events)
     assert await scene.standing() is Standing.UNTRACED
     scene.toy.mine()
-    assert await scene.standing() is Standing.CANCELLED
+    assert await scene.standing() is standing
 
 
 async def test_a_late_cancellation_is_no_trace_lost(scene: Scene) -> None:
@@ -178,7 +197,7 @@ async def test_a_use_whose_transfer_cannot_be_told_is_untraced(scene: Scene) -> 
 
 async def test_two_payments_of_one_payer_in_one_transaction_are_two(scene: Scene) -> None:
     name = scene.toy.include(used(OURS), transfer(), used(OTHERS), transfer(), used(nonce_of(3)), transfer(to=STRANGER))
-    for number, standing in ((1, Standing.PAID), (2, Standing.PAID), (3, Standing.CANCELLED), (4, Standing.UNUSED)):
+    for number, standing in ((1, Standing.PAID), (2, Standing.PAID), (3, Standing.DIVERTED), (4, Standing.UNUSED)):
         scene.search = attrs.evolve(scene.search, nonce=nonce_of(number))
         assert [await scene.standing(), await scene.standing(name)] == [standing] * 2
 

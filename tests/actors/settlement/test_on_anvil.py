@@ -188,10 +188,10 @@ async def test_a_cancelled_authorization_has_not_paid(scene: Scene) -> None:
     assert (await scene.look(search, name, refused)).standing is Standing.CANCELLED
 
 
-async def test_an_authorization_spent_on_another_payee_has_not_paid(scene: Scene) -> None:
+async def test_an_authorization_spent_on_another_payee_is_neither_paid_nor_cancelled(scene: Scene) -> None:
     search = await scene.search()
     await scene.send(scene.transfer_call(attrs.evolve(search, pay_to=STRANGER)))
-    assert (await scene.look(search)).standing is Standing.CANCELLED
+    assert (await scene.look(search)).standing is Standing.DIVERTED
 
 
 async def test_each_authorization_of_a_batch_has_its_own_transfer(scene: Scene) -> None:
@@ -202,7 +202,7 @@ async def test_each_authorization_of_a_batch_has_its_own_transfer(scene: Scene) 
     name = await scene.batch(*calls, scene.cancel_call(fourth))
     for search, standing in (
         (first, Standing.PAID),
-        (second, Standing.CANCELLED),
+        (second, Standing.DIVERTED),
         (third, Standing.PAID),
         (other, Standing.PAID),
         (fourth, Standing.CANCELLED),
