@@ -34,7 +34,8 @@ class GatewayError(Exception):
         detail: what happened, for a person; never a key, a credential, a signature or a request body.
         errors: every violation found, where the request is at fault.
         operation_id: the operation this is about, where one exists.
-        retry_after: seconds after which the same request makes sense again.
+        retry_after: seconds after which the same request makes sense again, where the raiser knows better than
+            `gateway.http.advice`.
         extra: extension members of the problem document.
         headers: response headers that belong to this answer.
     """
@@ -515,7 +516,7 @@ class CapabilityUnavailable(GatewayError):
     """No qualified route can serve what this request asks for (a language, a region, a length)."""
 
     code, status, title = "capability_unavailable", 503, "The requested capability is unavailable"
-    next = "Nothing was charged. Leave out what `detail` says cannot be served, or come back later."
+    next = "Nothing was charged. Leave out what `detail` says cannot be served."
 
 
 class OperationNotCallable(GatewayError):

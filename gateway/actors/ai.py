@@ -308,12 +308,10 @@ def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> GatewayErr
     if attempt.outcome == BUSY:
         return _busy()
     kind = ContextLengthExceeded if attempt.outcome == TOO_LONG else ExecutionFailed
-    of_the_prompt = isinstance(problem, ModelFailed) and not problem.counts
     told = kind(
         f"{attempt.route.model}: {attempt.outcome.replace('_', ' ')}",
         retry_after=problem.retry_after if isinstance(problem, ModelFailed) else None,
         extra={"reason": attempt.outcome},
-        headers={"x-should-retry": "false"} if of_the_prompt else None,  # OpenAI's clients would ask twice more
     )
     told.__cause__ = problem
     return told

@@ -1,7 +1,7 @@
 """What OpenAI's own clients read of an answer: the completion at the top of the body, `error` in a problem.
 
 Where openai-python and openai-node find no `error` member they show the status alone, and they send a request again
-on every 408, 409, 429 and 5xx, without an idempotency key, unless `x-should-retry` forbids it.
+on every 408, 409, 429 and 5xx, without an idempotency key, unless `x-should-retry` forbids it (`gateway.http.advice`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ import orjson
 
 from gateway.actors.operations import Ended
 from gateway.errors import GatewayError, InvalidRequest
+from gateway.http.advice import advice
 
-SHOULD_RETRY = "x-should-retry"
-LONGEST_WAIT_S = 60
-"""The `Retry-After` up to which these clients wait; past it the older of them try again at once."""
-RETRIED = frozenset({408, 409, 429})
-CONFIGURATION = frozenset({"no_route", "not_offered", "payment_not_configured"})
-"""Reasons of a 503 that only the operator can lift."""
 TOLD = 3
 """Violations that `error.message` tells; all of them stand in `errors`."""
 
@@ -48,17 +43,15 @@ def completion_body(ended: Ended) -> bytes:
 
 
 def dressed(failure: GatewayError) -> GatewayError:
-    """Return a copy of a failure that these clients can read, and that stops them where a retry cannot help."""
+    """Return a copy of a failure that these clients can read."""
     told = copy.copy(failure)
-    told.extra, told.headers = dict(failure.extra), dict(failure.headers)
+    told.extra = dict(failure.extra)
     told.extra["error"] = {
         "message": _message(failure),
         "type": _type(failure),
         "code": failure.code,
         "param": _param(failure),
     }
-    if not _retry_helps(failure):
-        told.headers[SHOULD_RETRY] = "false"
     return told
 
 
@@ -99,14 +92,5 @@ def _type(failure: GatewayError) -> str:
     if failure.status == 402:
         return "payment_required"
     if failure.status == 429:
-        return "rate_limit_error" if _retry_helps(failure) else "insufficient_quota"
+        return "rate_limit_error" if advice(failure).unattended else "insufficient_quota"
     return "server_error" if failure.status >= 500 else "invalid_request_error"
-
-
-def _retry_helps(failure: GatewayError) -> bool:
-    """Return True where the clients' own retry, in seconds and without payment or key, may be answered otherwise."""
-    if failure.status not in RETRIED and failure.status < 500:
-        return False
-    if failure.extra.get("reason") in CONFIGURATION:
-        return False
-    return failure.retryable and (failure.retry_after or 0) <= LONGEST_WAIT_S

@@ -97,14 +97,9 @@ class Pipeline:
         if not self.operation.callable:
             raise errors.OperationNotCallable
         call = Call.of(asked, node.naming, made_key=None if asked.sold else node.new_key)
-        try:
-            if asked.sold and asked.credential is None:
-                return await self._quote(call)
-            return await self._claim(call)
-        except GatewayError as failure:
-            if failure.status >= 500 and failure.retryable and failure.retry_after is None:
-                failure.retry_after = RETRY_AFTER_S
-            raise
+        if asked.sold and asked.credential is None:
+            return await self._quote(call)
+        return await self._claim(call)
 
     def _answer(self, ended: ops.Ended, headers: Mapping[str, str]) -> Outgoing:
         return outgoing(ended, headers, form=self.operation.answer)

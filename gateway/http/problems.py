@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -12,17 +11,21 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from gateway.errors import PROBLEMS, GatewayError, NotFound
+from gateway.http.advice import BY_REASON, Advice, advice
 
 MEDIA_TYPE = "application/problem+json"
+SHOULD_RETRY = "x-should-retry"
+"""What stops the clients that OpenAI and others generate from sending a request again by themselves."""
 
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body of one response."""
 
 
-def document(error: GatewayError, *, base_url: str, instance: str) -> dict[str, Any]:
+def document(error: GatewayError, told: Advice, *, base_url: str, instance: str) -> dict[str, Any]:
     """Return the problem document: RFC 9457 members, then ours, then the error's own extension members.
 
-    `instance` is the path of the request.  An extension member never replaces a standard one.
+    `told` is what the client is told to do, `instance` the path of the request.  An extension member never replaces a
+    standard one.
     """
     members: dict[str, Any] = {
         "type": _type(error.code, base_url),
@@ -31,28 +34,30 @@ def document(error: GatewayError, *, base_url: str, instance: str) -> dict[str, 
         "detail": error.detail,
         "instance": instance,
         "code": error.code,
-        "retryable": error.retryable,
+        "retryable": told.retryable,
     }
     if error.operation_id is not None:
         members["operationId"] = error.operation_id
     if error.errors:
         members["errors"] = [{"pointer": item.pointer, "detail": item.detail} for item in error.errors]
-    if error.next is not None:
-        members["next"] = error.next
+    if told.next is not None:
+        members["next"] = told.next
     return members | {name: value for name, value in error.extra.items() if name not in members}
 
 
 def render(error: GatewayError, *, base_url: str, instance: str) -> Answer:
-    """Render the response of a failure: never stored by caches, `Retry-After` in whole seconds, rounded up.
+    """Render the response of a failure, never stored by caches; body and headers say the same of trying again.
 
     Raises:
         TypeError: an extension member is no JSON value.
     """
-    headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(0, math.ceil(error.retry_after)))
-    headers.update(error.headers)
-    return error.status, headers, orjson.dumps(document(error, base_url=base_url, instance=instance))
+    told = advice(error)
+    headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"} | error.headers
+    if told.retry_after is not None:
+        headers["Retry-After"] = str(told.retry_after)
+    if not told.unattended:
+        headers[SHOULD_RETRY] = "false"
+    return error.status, headers, orjson.dumps(document(error, told, base_url=base_url, instance=instance))
 
 
 def describe(code: str, *, base_url: str) -> dict[str, Any]:
@@ -72,6 +77,8 @@ def describe(code: str, *, base_url: str) -> dict[str, Any]:
         "description": " ".join((kind.__doc__ or kind.title).split()),
         "retryable": kind.retryable,
     }
+    if issubclass(kind, BY_REASON):
+        described["retryableDependsOn"] = "reason"
     return described if kind.next is None else described | {"next": kind.next}
 
 
@@ -95,12 +102,18 @@ def _type(code: str, base_url: str) -> str:
     return f"{base_url}/problems/{code}"
 
 
+def _worth(described: Mapping[str, Any]) -> str:
+    if "retryableDependsOn" in described:
+        return "yes, unless its reason is one that only the operator of the node or another request can lift"
+    return "yes" if described["retryable"] else "no"
+
+
 def _page(described: Mapping[str, Any]) -> str:
     rows = [
         ("Code", described["code"]),
         ("HTTP status", described["status"]),
         ("What it means", described["description"]),
-        ("Worth retrying", "yes" if described["retryable"] else "no"),
+        ("Worth retrying", _worth(described)),
         ("What to do", described.get("next", "Read `detail` of the problem.")),
     ]
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in rows)

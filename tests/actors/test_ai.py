@@ -33,6 +33,7 @@ from gateway.errors import (
     GatewayError,
     ModelUnavailable,
 )
+from gateway.http.advice import advice
 from gateway.registry.ai.adapter import ModelRoute
 from gateway.registry.ai.anthropic import AnthropicAdapter
 from gateway.registry.ai.catalog import CATALOG
@@ -322,7 +323,7 @@ async def test_a_prompt_that_an_upstream_refuses_is_not_sent_to_the_next_nor_cou
     here = scene([route("a"), route("b")], upstreams)
     failure = await here.fails()
     assert failure.extra["reason"] == f"status_{status}"
-    assert failure.headers == {"x-should-retry": "false"}
+    assert not advice(failure).retryable
     assert (upstreams.asked, here.outcomes) == (["a"], [])
 
 

@@ -23,7 +23,11 @@ class Plain(errors.NotFound):
 def test_a_plain_problem_has_the_standard_members() -> None:
     status, headers, body = problems.render(Plain("gone"), base_url=BASE, instance="/v1/x")
     assert status == 404
-    assert headers == {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
+    assert headers == {
+        "Content-Type": "application/problem+json",
+        "Cache-Control": "no-store",
+        "x-should-retry": "false",
+    }
     assert orjson.loads(body) == {
         "type": "https://node.example/problems/not_found",
         "title": "Not found",
@@ -57,14 +61,15 @@ def test_a_full_problem_says_what_is_known() -> None:
     assert members["settlement"] == "unknown"
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0, "0"), (0.01, "1"), (1, "1"), (59.5, "60"), (-3, "0")])
-def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) -> None:
+@pytest.mark.parametrize(("seconds", "header"), [(0, "1"), (0.01, "1"), (1, "1"), (59.5, "60"), (-3, "1")])
+def test_retry_after_is_whole_seconds_rounded_up_and_never_none(seconds: float, header: str) -> None:
     _, headers, _ = problems.render(errors.QuotaExceeded(retry_after=seconds), base_url=BASE, instance="/")
     assert headers["Retry-After"] == header
 
 
 def test_an_extension_member_never_replaces_a_standard_one() -> None:
-    members = problems.document(errors.NotFound(extra={"status": 200, "more": 1}), base_url=BASE, instance="/")
+    _, _, body = problems.render(errors.NotFound(extra={"status": 200, "more": 1}), base_url=BASE, instance="/")
+    members = orjson.loads(body)
     assert (members["status"], members["more"]) == (404, 1)
 
 

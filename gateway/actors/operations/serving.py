@@ -61,7 +61,7 @@ async def execute(life: Life, around: Surroundings) -> Event:
         log.exception("output_unfit", operation_id=life.operation_id, operation=operation.id, error=repr(error))
         return _failed(life, _without_result(life, InternalError()))
     if size > operation.result_cap:
-        return _failed(life, _without_result(life, operation.failure("the result is too large to be kept")))
+        return _failed(life, _without_result(life, _too_large(operation)))
     return Event.SERVED_FREE if life.payment is None else Event.SERVED_PAID
 
 
@@ -91,7 +91,11 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
         life.running = None
     if life.stopped:
         raise ExecutionCancelled
-    raise _without_result(life, operation.failure(f"not finished within {within:g} s"))
+    raise _without_result(life, operation.failure(f"not finished within {within:g} s", extra={"reason": "deadline"}))
+
+
+def _too_large(operation: Operation) -> GatewayError:
+    return operation.failure("the result is too large to be kept", extra={"reason": "result_too_large"})
 
 
 def _without_result(life: Life, failure: GatewayError) -> GatewayError:

@@ -88,11 +88,11 @@ def refusal(status: int, error: Any, answer: HttpAnswer, key: str) -> ModelFaile
     """
     details = error if isinstance(error, dict) else {}
     word = _word(error, key)
-    too_long = status in OF_THE_PROMPT and bool(_words(details) & TOO_LONG)
+    of_the_prompt = _of_the_prompt(status, details)
     return ModelFailed(
-        "context_length_exceeded" if too_long else f"status_{status}",
+        _reason(status, details, of_the_prompt=of_the_prompt),
         f"answered {status}" + (f" ({word})" if word else ""),
-        counts=not _of_the_prompt(status, details),
+        counts=not of_the_prompt,
         retry_after=retry_after(answer.headers, details),
     )
 
@@ -226,6 +226,15 @@ def _is_json(content: str, prompt: Prompt) -> bool:
     except orjson.JSONDecodeError:
         return False
     return isinstance(value, dict) or prompt.response_format.kind == "json_schema"
+
+
+def _reason(status: int, error: Mapping[str, Any], *, of_the_prompt: bool) -> str:
+    """Return the machine word for a refusal; a status that may be the caller's fault or the operator's has one each."""
+    if status in OF_THE_PROMPT and _words(error) & TOO_LONG:
+        return "context_length_exceeded"
+    if status in OF_THE_PROMPT and not of_the_prompt:
+        return "route_refused"
+    return "flagged_input" if status == 403 and of_the_prompt else f"status_{status}"
 
 
 def _of_the_prompt(status: int, error: Mapping[str, Any]) -> bool:

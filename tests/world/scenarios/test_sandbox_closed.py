@@ -83,7 +83,8 @@ async def closed_for(node: SandboxNode, shop: Shop, reason: str) -> dict[str, An
         answer = await shop.post(sent, fresh_key(), path=RUN)
         assert (answer.status_code, answer.json()["code"]) == (503, "operation_unavailable"), answer.text
         assert answer.json()["reason"] == reason
-        assert answer.json()["retryable"] is True
+        assert answer.json()["retryable"] is False
+        assert "retry-after" not in answer.headers
         assert not carries_challenge(answer)
         assert "quote" not in answer.json()
     return told
@@ -150,7 +151,7 @@ async def test_an_image_that_is_altered_under_a_node_that_sells_runs_nothing_mor
     altered(own)
     refused = await shop.send(purchase)
     assert refused.status_code == 503, refused.text
-    assert refused.json()["retryable"] is True
+    assert refused.json()["retryable"] is False
     assert not carries_challenge(refused)
     await closed_for(node, shop, "sandbox.image_digest_mismatch")
     assert await shop.transfers(payer) == []
