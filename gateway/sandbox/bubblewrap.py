@@ -19,6 +19,7 @@ USER = 65534
 """The user and group that a command sees itself as."""
 SCRATCH, OUT = "/scratch", "/out"
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
+"""What every command finds in its environment; `starter` adds what depends on the limits of the run."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 STREAMS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 VERSION_WITHIN_S = 10.0
@@ -115,6 +116,8 @@ def _arguments(image: list[str], disk_bytes: int, artifact_bytes: int, filtered:
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
     for name, below in STREAMS.items():
         yield from ("--symlink", f"/proc/self/fd{below}", f"/dev/{name}")
+    # Programs that ignore TMPDIR write to /tmp.
+    yield from ("--symlink", SCRATCH, "/tmp")  # noqa: S108 - a link in the sandbox
     for place, size in ((SCRATCH, disk_bytes), (OUT, artifact_bytes)):
         yield from ("--perms", "0700", "--size", str(size), "--tmpfs", place)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", SCRATCH)

@@ -101,7 +101,7 @@ class LaunchedRun:
     def _take(self, streams: Sequence[int], command: int) -> None:
         """Make the order of the command, and hold its streams."""
         self._command = read_command(command)
-        self._order = starter.order(self._command)
+        self._order = starter.order(self._command, self.asked.bounds.memory_bytes)
         for each in streams:
             self._streams.append(os.dup(each))
             if self._user is not None and stat.S_ISFIFO(os.fstat(each).st_mode):

@@ -33,8 +33,7 @@ class Text:
         `utf-8` where they are valid UTF-8 without NUL, all else `base64`.  Other control characters, escape sequences
         and marks of direction stay: they are the text that the command wrote, JSON carries them, and who shows it on a
         terminal has to make it safe anyway.  NUL is base64 since it marks what is not text, and since databases and C
-        programs that readers use cannot hold it in text.  Bytes cut in the middle of a character are base64 too:
-        exactly N bytes are kept.
+        programs that readers use cannot hold it in text.
         """
         if b"\0" in self.kept:
             return "base64"
@@ -96,5 +95,16 @@ class Capture:
     def text(self, stream: Stream) -> Text:
         """Return what was kept of a stream so far; asking again is no work."""
         if stream not in self._texts:
-            self._texts[stream] = Text(bytes(self._kept[stream]), stream in self._cut)
+            kept, cut = bytes(self._kept[stream]), stream in self._cut
+            self._texts[stream] = Text(whole_characters(kept) if cut else kept, cut)
         return self._texts[stream]
+
+
+def whole_characters(text: bytes) -> bytes:
+    """Return UTF-8 text without the part of a character that a cut left at its end; all else as it is."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            return text[: error.start]
+    return text

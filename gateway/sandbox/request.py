@@ -20,6 +20,7 @@ LONGEST_ARGUMENT = 4096
 """Characters: up to 16 KiB in UTF-8, an eighth of what Linux takes as one argument."""
 MOST_STDIN = 2**20
 """Bytes, decoded."""
+NOT_BASE64 = "is not base64 (RFC 4648 section 4: standard alphabet, padded, without line breaks)"
 RESULT_CAP = 9 * 2**20
 """Bytes of JSON that no result passes, since who makes it cannot be paid for one that is too large to be kept.
 
@@ -103,13 +104,29 @@ def strict_base64(text: str) -> bytes:
 
 
 def refine(body: Mapping[str, Any]) -> GatewayError | None:
-    """Return the particular problem of a body that the schema refuses, where its command is one line for a shell."""
-    if isinstance(body.get("command"), str):
+    """Return the particular problem of a body that the schema refuses, where a sentence tells what to send instead."""
+    command, stdin = body.get("command"), body.get("stdinBase64")
+    if isinstance(command, str):
         return InvalidRequest(
             "`command` is a list of arguments, not a line: there is no shell, so send "
             '["node", "-e", "..."] instead of "node -e ...".'
         )
+    if isinstance(command, list) and any(isinstance(each, str) and len(each) > LONGEST_ARGUMENT for each in command):
+        return InvalidRequest(
+            f"An item of `command` has at most {LONGEST_ARGUMENT} characters. Send a longer script as standard input: "
+            '`"command": ["node", "-"]` with the script in `stdinBase64`.'
+        )
+    if isinstance(stdin, str) and not _is_base64(stdin):
+        return InvalidRequest(f"`stdinBase64` {NOT_BASE64}.")
     return None
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        strict_base64(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check(request: SandboxRequest, *, resolves: Callable[[str], object]) -> GatewayError | None:
@@ -136,7 +153,7 @@ def _faults(request: SandboxRequest) -> Iterator[Violation]:
     try:
         stdin = request.stdin
     except ValueError:
-        yield Violation("/stdinBase64", "is not base64 (RFC 4648 section 4, padded, without line breaks)")
+        yield Violation("/stdinBase64", NOT_BASE64)
     else:
         if len(stdin) > MOST_STDIN:
             yield Violation("/stdinBase64", f"is {len(stdin)} bytes when decoded, and {MOST_STDIN} is the most")

@@ -31,7 +31,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 
 _NUMBERS = struct.Struct("=4Q")
 _POINTER = struct.Struct("=Q")
-_ENVIRONMENT = [f"{name}={value}".encode() for name, value in (*ENVIRONMENT.items(), ("PWD", SCRATCH))]
+_MIB = 2**20
 
 
 class StarterUnavailable(Exception):
@@ -106,27 +106,47 @@ class Order:
     descriptor: int = field(repr=False)
 
 
-def order(command: Sequence[bytes]) -> Order:
-    """Return the order for a command; its descriptor is the caller's.  Raises `OSError`."""
-    block, path, argv, envp = laid_out(command)
+def environment(memory_bytes: int) -> list[bytes]:
+    """Return the environment of a command whose processes may use `memory_bytes` together, each as `NAME=value`.
+
+    V8 sizes its heap by the host's memory and collects garbage too late for a smaller limit.  `NODE_OPTIONS` gives it
+    its heap from the limit, so that it collects in time, and explains on standard error what really does not fit.  The
+    rest of the limit is for what V8 has beside its heap (some 10 MiB, and buffers).
+    """
+    memory = memory_bytes // _MIB
+    semi_space = min(max(memory // 16, 1), 16)
+    old_space = max(memory - 3 * semi_space - max(memory // 8, 16), 8)
+    node = f"--max-old-space-size={old_space} --max-semi-space-size={semi_space}"
+    given = {**ENVIRONMENT, "PWD": SCRATCH, "NODE_OPTIONS": node}
+    return [f"{name}={value}".encode() for name, value in given.items()]
+
+
+def order(command: Sequence[bytes], memory_bytes: int) -> Order:
+    """Return the order for a command of a run with this limit of memory; its descriptor is the caller's.
+
+    Raises `OSError`.
+    """
+    block, path, argv, envp = laid_out(command, environment(memory_bytes))
     return Order(_NUMBERS.pack(len(block), path, argv, envp), _file("order", block, 0))
 
 
-def laid_out(command: Sequence[bytes]) -> tuple[bytes, int, int, int]:
+def laid_out(command: Sequence[bytes], variables: Sequence[bytes]) -> tuple[bytes, int, int, int]:
     """Return a block as it has to lie at `BLOCK`, and where in it path, arguments and environment begin.
+
+    `variables` are the environment, each as `NAME=value`.
 
     The path is where `execvp` would look under the `PATH` that the command has.
     """
-    strings = [path_of(command[0]), *command, *_ENVIRONMENT]
+    strings = [path_of(command[0]), *command, *variables]
     argv = BLOCK
     envp = argv + (len(command) + 1) * _POINTER.size
-    at = envp + (len(_ENVIRONMENT) + 1) * _POINTER.size
+    at = envp + (len(variables) + 1) * _POINTER.size
     places = []
     for each in strings:
         places.append(at)
         at += len(each) + 1
-    path, arguments, environment = places[0], places[1 : 1 + len(command)], places[1 + len(command) :]
-    pointers = b"".join(map(_POINTER.pack, (*arguments, 0, *environment, 0)))
+    path, arguments, values = places[0], places[1 : 1 + len(command)], places[1 + len(command) :]
+    pointers = b"".join(map(_POINTER.pack, (*arguments, 0, *values, 0)))
     return pointers + b"".join(each + b"\0" for each in strings), path, argv, envp
 
 

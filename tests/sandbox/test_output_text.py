@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sandbox.output_text import CHUNK, Capture, Stream, Text
+from gateway.sandbox.output_text import CHUNK, Capture, Stream, Text, whole_characters
 
 streams = st.sampled_from(["stdout", "stderr"])
 fed = st.lists(st.tuples(streams, st.binary(max_size=12)), max_size=12)
@@ -80,7 +80,8 @@ def test_the_first_bytes_of_both_together_are_kept_in_the_order_they_came(
     flat = [(stream, byte) for stream, chunk in chunks for byte in chunk]
     for stream in ("stdout", "stderr"):
         mine = bytes(byte for name, byte in flat[:most] if name == stream)
-        assert capture.text(stream).kept == mine
+        cut = capture.text(stream).truncated
+        assert capture.text(stream).kept == (whole_characters(mine) if cut else mine)
         assert capture.text(stream).truncated is any(name == stream for name, _ in flat[most:])
     assert capture.kept_bytes == min(most, len(flat))
     assert capture.passed is (len(flat) > most)
@@ -149,3 +150,18 @@ def test_output_is_not_shown_by_accident() -> None:
     capture.feed("stdout", b"secret")
     assert "secret" not in repr(capture)
     assert "secret" not in repr(capture.text("stdout"))
+
+
+def test_a_cut_inside_a_character_is_moved_before_it() -> None:
+    capture = Capture(4)
+    capture.feed("stdout", "abcé".encode() + b"x")
+    told = capture.text("stdout").as_json()
+    assert (told["encoding"], told["data"], told["bytes"], told["truncated"]) == ("utf-8", "abc", 3, True)
+    assert capture.kept_bytes == 4
+
+
+@pytest.mark.parametrize("kept", [b"\xff\xfe\xfd", b"ab\xc3(", b"\x80", b"a\0\xc3"])
+def test_what_is_no_text_is_cut_exactly(kept: bytes) -> None:
+    capture = Capture(len(kept))
+    capture.feed("stdout", kept + b"x")
+    assert capture.text("stdout").encoding == "base64"

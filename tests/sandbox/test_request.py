@@ -145,6 +145,20 @@ def test_a_line_for_a_shell_is_told_to_be_a_list() -> None:
     problem = refused({"command": "node -e 0"})
     assert "list of arguments" in problem.detail
     assert refine(VALID) is None
+
+
+def test_a_script_that_is_too_long_is_told_to_come_as_standard_input() -> None:
+    problem = refused({"command": ["node", "-e", "x" * 4097]})
+    assert '["node", "-"]' in problem.detail
+    assert "stdinBase64" in problem.detail
+    assert [each.pointer for each in problem.errors] == ["/command/2"]
+
+
+@pytest.mark.parametrize("text", ["!", "AA", "AB==", "-_8=", "QUJD\n"])
+def test_what_is_not_base64_is_told_so(text: str) -> None:
+    problem = refused(VALID | {"stdinBase64": text})
+    assert problem.detail.startswith("`stdinBase64` is not base64")
+    assert [each.pointer for each in problem.errors] == ["/stdinBase64"]
     assert refine({}) is None
 
 

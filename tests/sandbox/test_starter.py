@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import struct
@@ -27,6 +28,7 @@ from tests.sandbox.in_groups import descriptors, unavailable
 ROOT = Path(__file__).parent.parent.parent
 MACHINES = ("x86_64", "aarch64")
 FORGOTTEN, NOT_EXECUTED = 125, 126
+MEMORY = 256 << 20
 
 
 @attrs.define(eq=False)
@@ -43,7 +45,7 @@ class Started:
         self.orders.sendmsg([numbers], rights)
 
     def command(self, *command: bytes) -> None:
-        order, nothing = starter.order(command), os.open("/dev/null", os.O_RDWR)
+        order, nothing = starter.order(command, MEMORY), os.open("/dev/null", os.O_RDWR)
         self.send(order.numbers, [nothing, self.writes, self.writes, order.descriptor])
         os.close(order.descriptor)
         os.close(nothing)
@@ -173,7 +175,7 @@ def test_a_name_is_looked_for_as_execvp_does(name: bytes, path: bytes) -> None:
 
 def test_a_block_holds_what_its_addresses_say() -> None:
     command = [b"node", b"", "\U0001f600".encode() * 4096, b"\xff\n"]
-    block, path, argv, envp = laid_out(command)
+    block, path, argv, envp = laid_out(command, starter.environment(MEMORY))
 
     def string(at: int) -> bytes:
         return block[at - BLOCK : block.index(b"\0", at - BLOCK)]
@@ -186,13 +188,24 @@ def test_a_block_holds_what_its_addresses_say() -> None:
 
     assert string(path) == b"/usr/bin/node"
     assert strings(argv) == command
-    assert strings(envp) == [b"PATH=/usr/bin", b"HOME=/scratch", b"TMPDIR=/scratch", b"PWD=/scratch"]
-    assert block.endswith(b"PWD=/scratch\0")
+    node = b"NODE_OPTIONS=--max-old-space-size=176 --max-semi-space-size=16"
+    assert strings(envp) == [b"PATH=/usr/bin", b"HOME=/scratch", b"TMPDIR=/scratch", b"PWD=/scratch", node]
+    assert block.endswith(node + b"\0")
+
+
+@pytest.mark.parametrize("mebibytes", [16, 17, 32, 48, 64, 100, 128, 256, 512])
+def test_the_heap_of_v8_fits_into_the_limit_of_memory(mebibytes: int) -> None:
+    (options,) = [each for each in starter.environment(mebibytes << 20) if each.startswith(b"NODE_OPTIONS=")]
+    old, semi = map(int, re.findall(rb"=(\d+)", options.removeprefix(b"NODE_OPTIONS")))
+    assert old >= 8
+    assert semi >= 1
+    assert old + 3 * semi <= mebibytes - 5
+    assert mebibytes < 64 or old + 3 * semi >= mebibytes * 0.7
 
 
 def test_an_order_is_a_sealed_file_and_leaves_no_descriptor() -> None:
     before = descriptors()
-    order = starter.order([b"node"])
+    order = starter.order([b"node"], MEMORY)
     with pytest.raises(PermissionError):
         os.pwrite(order.descriptor, b"x", 0)
     os.close(order.descriptor)
@@ -276,7 +289,7 @@ def test_the_end_of_the_socket_ends_it() -> None:
     ],
 )
 def test_anything_odd_is_told_and_nothing_is_executed(what: str, number: int) -> None:
-    order, nothing = starter.order([b"/bin/echo", b"ran"]), os.open("/dev/null", os.O_RDWR)
+    order, nothing = starter.order([b"/bin/echo", b"ran"], MEMORY), os.open("/dev/null", os.O_RDWR)
     numbers = {
         "short": order.numbers[:-1],
         "long": order.numbers + b"x",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import attrs
 import trio
@@ -54,10 +56,11 @@ class Pipes:
         self.stdin, self.stdout, self.stderr = map(_closed, (self.stdin, self.stdout, self.stderr))
 
 
-def open_pipes(command: Sequence[bytes], stdin: bytes, program: bytes) -> Pipes:
+def open_pipes(command: Sequence[bytes], stdin: bytes, program: bytes, output_bytes: int = 0) -> Pipes:
     """Return the descriptors of a run, to be closed; `program` is that of its filter.
 
-    Raises `OSError` where there are no more.
+    The pipes of its output hold `output_bytes` where the kernel allows it: a program that exits drops what its pipe had
+    no room for (`process.exit()` of Node.js).  Raises `OSError` where there are no more descriptors.
     """
     opened: list[int] = []
 
@@ -76,6 +79,9 @@ def open_pipes(command: Sequence[bytes], stdin: bytes, program: bytes) -> Pipes:
         (reads, ours), (out, writes_out), (err, writes_err) = pipe(), pipe(), pipe()
         for each in (ours, out, err):
             os.set_blocking(each, False)
+        if output_bytes >= CHUNK:
+            _widen(out, output_bytes)
+            _widen(err, output_bytes)
         arguments = file("command", b"".join(each + b"\0" for each in command))
         given = (reads, writes_out, writes_err, arguments, file("filter", program))
         pipes = Pipes(ours, out, err, given, memoryview(stdin))
@@ -85,6 +91,14 @@ def open_pipes(command: Sequence[bytes], stdin: bytes, program: bytes) -> Pipes:
             os.close(each)
         raise
     return pipes
+
+
+def _widen(pipe: int, wanted: int) -> None:
+    """Give a pipe room for `wanted` bytes and one more, or for as many as an unprivileged user may have."""
+    for size in (wanted + 1, wanted):
+        with suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+            return
 
 
 def _closed(descriptor: int) -> int:

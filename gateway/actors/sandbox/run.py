@@ -101,7 +101,7 @@ class Run:
             raise never_ran(CALLED_OFF)
         with self.link.line(command.run) as line:
             try:
-                opened = open_pipes(command.arguments, command.stdin, self.program)
+                opened = open_pipes(command.arguments, command.stdin, self.program, command.limits.output_bytes)
             except OSError as error:
                 raise never_ran(NO_DESCRIPTORS) from error
             with closing(opened) as pipes:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
 import trio
 
 from gateway.actors.sandbox.pipes import open_pipes
@@ -68,3 +69,12 @@ async def test_closed_they_leave_nothing_open_however_often() -> None:
     pipes.close()
     pipes.close()
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("output_bytes", [2**16, 388_892, 2**20])
+async def test_the_pipes_of_the_output_hold_all_that_may_be_written(output_bytes: int) -> None:
+    pipes = open_pipes((b"node",), b"", b"", output_bytes)
+    for written in pipes.given[1:3]:
+        os.set_blocking(written, False)
+        assert os.write(written, b"x" * output_bytes) == output_bytes
+    pipes.close()

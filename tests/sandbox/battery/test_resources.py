@@ -44,11 +44,28 @@ for (const path of process.argv.slice(1))
     try { require('fs').writeFileSync(path, 'x'); console.log(path, 'written') } catch (e) { console.log(path, e.code) }
 """
 READ_ONLY = ("/x", "/usr/bin/node", "/usr/x", "/usr/lib/libc.so.6", "/lib64/x", "/etc/passwd", "/dev/x")
-MISSING = ("/proc/x", "/tmp/x", "/dev/shm/x", "/run/x", "/sys/x", "/var/x", "/root/x")
+MISSING = ("/proc/x", "/dev/shm/x", "/run/x", "/sys/x", "/var/x", "/root/x")
+GARBAGE = "for (let i = 0; i < 60; i++) 'word '.repeat(2e5).split(' '); console.log('done')"
+GROUPS = """
+const rows = Array.from({length: 300000}, (_, i) => `a${i % 1000},b${i},${i * 7 % 13}`), groups = {};
+for (const row of rows.join('\\n').split('\\n')) {
+    const [a, b, c] = row.split(',');
+    (groups[a] ??= []).push({b, c: +c});
+}
+console.log(Object.keys(groups).length);
+"""
+OVERRUN = "const kept = []; for (;;) kept.push({text: 'y'.repeat(10) + kept.length})"
 SPAWNS = """
 const ran = require('child_process').spawnSync('node', ['-p', '6 * 7']);
 console.log(ran.error?.code ?? String(ran.stdout).trim());
 """
+
+
+ROOMY = limits(cpu_millis=20_000, wall_time_ms=20_000)
+
+
+def out_of_heap(result: RunResult) -> None:
+    assert b"JavaScript heap out of memory" in result.stderr.kept
 
 
 def denied_tasks(result: RunResult) -> None:
@@ -77,6 +94,8 @@ def denied_tasks(result: RunResult) -> None:
         "clone3: ENOSYS\nthread: ok\n",
         limits=limits(processes=1),
     ),
+    Case("garbage is collected before the limit of memory", node(GARBAGE), says="done\n", limits=ROOMY),
+    Case("a table is split and grouped within 128 MiB", node(GROUPS), says="1000\n", limits=ROOMY),
     Case("processes 1 denies node a child", node(SPAWNS), says="EAGAIN\n", limits=limits(processes=1)),
     Case("node runs a child", node(SPAWNS), says="42\n"),
     Case("hundreds of workers end at the memory limit", node(MANY_WORKERS), MEMORY),
@@ -115,7 +134,21 @@ async def test_processes(sandbox: Sandbox, case: Case) -> None:
     ),
     Case("full pipes are memory", hostile("buffers", "pipes"), MEMORY, limits=limits(memory_bytes=16 * MIB)),
     Case("full sockets are memory", hostile("buffers", "sockets"), MEMORY, limits=limits(memory_bytes=16 * MIB)),
-    Case("a heap of objects", node("const a = []; for (;;) a.push(new Array(1e5).fill(1))"), MEMORY),
+    Case(
+        "a heap of objects explains itself",
+        node("const a = []; for (;;) a.push(new Array(1e5).fill(1))"),
+        dies_of(signal.SIGABRT),
+        complains=None,
+        facts=(out_of_heap,),
+    ),
+    Case(
+        "many small objects explain themselves",
+        node(OVERRUN),
+        dies_of(signal.SIGABRT),
+        complains=None,
+        limits=ROOMY,
+        facts=(out_of_heap,),
+    ),
     Case("a heap of buffers", node("const a = []; for (;;) a.push(Buffer.alloc(8 << 20, 1))"), MEMORY),
     Case(
         "node works in the least memory that can be asked for",

@@ -60,10 +60,16 @@ for (const path of process.argv.slice(1)) try {
         says="sandbox sandbox 0\n",
     ),
     Case(
-        "the environment is four words",
+        "the environment is five words",
         node("console.log(JSON.stringify(Object.entries(process.env).sort()))"),
         says=json.dumps(
-            [["HOME", "/scratch"], ["PATH", "/usr/bin"], ["PWD", "/scratch"], ["TMPDIR", "/scratch"]],
+            [
+                ["HOME", "/scratch"],
+                ["NODE_OPTIONS", "--max-old-space-size=88 --max-semi-space-size=8"],
+                ["PATH", "/usr/bin"],
+                ["PWD", "/scratch"],
+                ["TMPDIR", "/scratch"],
+            ],
             separators=(",", ":"),
         )
         + "\n",
@@ -89,7 +95,7 @@ for (const path of process.argv.slice(1)) try {
     Case(
         "the root has the image, scratch, out and what the kernel gives",
         node("console.log(require('fs').readdirSync('/').join())"),
-        says="dev,etc,lib,lib64,out,proc,scratch,usr\n",
+        says="dev,etc,lib,lib64,out,proc,scratch,tmp,usr\n",
     ),
     Case(
         "devices are the harmless ones",

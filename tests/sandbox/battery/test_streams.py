@@ -58,6 +58,19 @@ def spoken(name: str, *words: str, **changed: object) -> Case:
         facts=(keeps(MIB, 0, truncated=(True, False)),),
     ),
     Case(
+        "a program that exits before its output was read",
+        node("process.stdout.write('x'.repeat(388892)); process.exit(7)"),
+        exits(7),
+        limits=limits(output_bytes=MIB),
+        says="x" * 388_892,
+    ),
+    Case(
+        "one that writes many short lines and exits",
+        node("for (let i = 0; i < 30000; i++) console.log('line'); process.exit(0)"),
+        limits=limits(output_bytes=MIB),
+        says="line\n" * 30_000,
+    ),
+    Case(
         "a flood",
         node("for (;;) require('fs').writeSync(1, 'x'.repeat(65536))"),
         OUTPUT,
