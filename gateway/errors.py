@@ -315,7 +315,7 @@ class OperationNotFound(GatewayError):
     """No operation has this id."""
 
     code, status, title = "operation_not_found", 404, "No such operation"
-    next = "Check the operationId. Operations are forgotten 400 days after they ended."
+    next = "Check the operationId. Operations are forgotten 400 days after they ended, refused payments minutes after."
 
 
 class MethodNotAllowed(GatewayError):

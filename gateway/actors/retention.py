@@ -1,5 +1,7 @@
 """How long anything is kept: outputs seven days, then tombstones four hundred, then nothing (spec/readings).
 
+What only had refused payments is kept minutes (`rows.REFUSED_LIFE_MS`).
+
 An output that is past its life takes the request, the payment and the wrapped key along; what stays answers
 `result_expired` with the receipt.  What routes and nodes that are gone left behind goes after a month.
 """

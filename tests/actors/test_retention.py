@@ -14,11 +14,11 @@ from gateway.actors.leases import Leases
 from gateway.actors.ledger import audit_store
 from gateway.actors.retention import keep_sweeping, sweep
 from gateway.actors.runtime import open_runtime
-from gateway.actors.settlement import Standing
+from gateway.actors.settlement import Standing, Verdict, Verification
 from gateway.actors.store import Statement, Store, Value
 from gateway.errors import ExecutorFailed, StoreUnavailable
 from tests.actors.nodes import LEASE_MS, Member, open_nodes
-from tests.http.shop import Shop, open_shop
+from tests.http.shop import PAYER, Answer, Shop, open_shop
 
 KEY = "0123456789abcdef0123"
 DAY_MS = 24 * 3600 * 1000
@@ -55,6 +55,107 @@ async def test_a_tombstone_is_kept_four_hundred_days(tmp_path: Path, days: int, 
             2 * kept,
             kept,
         ]
+
+
+REFUSED = Verification(Verdict.INVALID, "insufficient_funds")
+MINUTE_MS = 60 * 1000
+
+
+async def refused(shop: Shop) -> tuple[Answer, dict[str, str]]:
+    """Present a payment that the facilitator refuses; return the answer, and the credential."""
+    credential = PAYER.x402(await shop.post(key=KEY))
+    shop.bank.verification = REFUSED
+    answer = await shop.post(key=KEY, headers=credential)
+    shop.bank.verification = Verification(Verdict.VALID)
+    assert (answer.status, answer.code) == (402, "insufficient_funds")
+    return answer, credential
+
+
+@pytest.mark.parametrize(("minutes", "kept"), [(9, True), (11, False)])
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_refused_payment_is_kept_minutes(tmp_path: Path, minutes: int, attempts: int, *, kept: bool) -> None:
+    async with open_shop(tmp_path) as shop:
+        for _ in range(attempts):
+            await refused(shop)
+        assert await sealed_rows(shop) == [(b"", None, None, None)]
+        await sweep(shop.store, shop.clock() + minutes * MINUTE_MS)
+        counts = [await shop.rows(table) for table in TABLES]
+        assert (counts == [0] * len(TABLES)) is not kept
+
+
+async def sealed_rows(shop: Shop) -> list[Any]:
+    return await shop.store.fetch("SELECT sealed_request, sealed_payment, sealed_output, node_wrap FROM operations")
+
+
+async def test_a_refused_payment_sent_again_is_the_next_attempt_while_it_is_kept_and_a_fresh_claim_later(
+    tmp_path: Path,
+) -> None:
+    async with open_shop(tmp_path) as shop:
+        answer, credential = await refused(shop)
+        first = answer.json["operationId"]
+        await sweep(shop.store, shop.clock() + 9 * MINUTE_MS)
+        shop.bank.verification = REFUSED
+        again = await shop.post(key=KEY, headers=credential)
+        assert (again.status, again.json["operationId"]) == (402, first)
+        await sweep(shop.store, shop.clock() + 11 * MINUTE_MS)
+        shop.bank.verification = Verification(Verdict.VALID)
+        served = await shop.post(key=KEY, headers=credential)
+        assert (served.status, served.json["execution"]["attempt"]) == (200, 1)
+        assert served.json["operationId"] != first
+        await sweep(shop.store, shop.clock() + 11 * MINUTE_MS)
+        assert (await shop.post(key=KEY)).json["replayed"] is True
+
+
+async def test_what_was_bought_after_a_refused_payment_is_kept(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        answer, _ = await refused(shop)
+        bought = await shop.buy(key=KEY)
+        assert (bought.status, bought.json["operationId"]) == (200, answer.json["operationId"])
+        await sweep(shop.store, shop.clock() + DAY_MS)
+        assert (await shop.post(key=KEY)).json["replayed"] is True
+
+
+async def test_a_refused_payment_after_an_attempt_that_ran_is_kept_as_long_as_that(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.search.failure = ExecutorFailed()
+        assert (await shop.buy(key=KEY)).status == 502
+        await refused(shop)
+        await sweep(shop.store, shop.clock() + 399 * DAY_MS)
+        assert (await shop.rows("operations"), await shop.rows("authorizations")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("verification", "standing"),
+    [
+        (Verification(Verdict.UNAVAILABLE, "timeout"), None),
+        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED),
+        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNUSED),
+    ],
+)
+@pytest.mark.parametrize("refused_later", [False, True])
+async def test_a_payment_that_may_have_been_made_is_kept(
+    tmp_path: Path, verification: Verification, standing: Standing | None, *, refused_later: bool
+) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.bank.verification, shop.bank.standing = verification, standing
+        assert (await shop.buy(key=KEY)).status == 503
+        shop.bank.standing = None
+        if refused_later:
+            await refused(shop)
+        await sweep(shop.store, shop.clock() + 399 * DAY_MS)
+        assert (await shop.rows("operations"), await shop.rows("authorizations")) == (1, 1 + refused_later)
+
+
+async def test_a_result_whose_next_payment_is_refused_is_kept(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.bank.standing = Standing.EXPIRED
+        assert (await shop.buy(key=KEY)).code == "settlement_failed"
+        await shop.store.commit(Statement("DELETE FROM payer_holds"))
+        shop.bank.standing = None
+        await refused(shop)
+        await sweep(shop.store, shop.clock() + 6 * DAY_MS)
+        assert (await shop.buy(key=KEY)).status == 200
+        assert shop.search.runs == 1
 
 
 async def test_the_books_outlive_the_tombstone(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class Life:
         stopped: nobody waits for it, and its execution is not to go on.
         budget: the node-wide quota that it was counted on, if any.
         cleared: called once the payment is verified, or cannot be for a reason that is not the payer's.
+        refused: the payment was refused, and the chain shows it unused, or spent without paying.
     """
 
     owner: rows.Owner
@@ -125,6 +126,7 @@ class Life:
     stopped: bool = False
     budget: str | None = None
     cleared: Callable[[], None] | None = attrs.field(default=None, repr=False)
+    refused: bool = False
     waiters: Waiters = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

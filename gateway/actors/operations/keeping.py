@@ -91,6 +91,7 @@ async def end(life: Life, around: Surroundings) -> None:
         settled=made,
         failure_code=failure.code,
         failure_detail=failure.detail,
+        refused=life.refused and made is None and life.credit is None and not life.owed and not life.tries,
         now=now,
     )
     await write(life, around, life.state, step, *statements)

@@ -44,7 +44,8 @@ MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 async def verify(life: Life, around: Surroundings) -> Event:
     """Ask whether the payment can be made; who presented it is told at once that it was not refused."""
     event = await _verified(life, around)
-    if event is not Event.REFUSED and life.cleared is not None:
+    life.refused = event is Event.REFUSED
+    if not life.refused and life.cleared is not None:
         life.cleared()
     return event
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 import attrs
 import orjson
 
-from gateway.actors.operations.life import State
+from gateway.actors.operations.life import Event, State
 from gateway.actors.store import Row, Statement, Store, Value
 from gateway.registry.ledger import Entry
 
 OUTPUT_LIFE_MS = 7 * 24 * 3600 * 1000
 TOMBSTONE_LIFE_MS = 400 * 24 * 3600 * 1000
+REFUSED_LIFE_MS = 10 * 60 * 1000
+"""How long what only had refused payments is kept: its quote has expired by then, and signatures cost nothing."""
 
 
 @attrs.frozen
@@ -168,6 +170,12 @@ def receipt(
     )
 
 
+# Its history is claims that were refused, and nothing else.
+_ONLY_REFUSED = """sealed_output IS NULL AND executed_at IS NULL AND released_attempt IS NULL AND NOT EXISTS (
+    SELECT 1 FROM operation_events e WHERE e.operation_id = operations.operation_id AND e.state <> 'claimed'
+        AND (e.state <> 'failed' OR COALESCE(e.note, '') <> :refusal))"""
+
+
 def end(
     owner: Owner,
     *,
@@ -176,24 +184,31 @@ def end(
     settled: Settled | None,
     failure_code: str,
     failure_detail: str,
+    refused: bool = False,
     now: int,
 ) -> Statement:
     """Return the durable end of an attempt that charged nothing, or that waits for the operator.
 
     What waits for the operator keeps all that it has until the decision.  Else the request is forgotten, for who takes
     the operation on again brings it: requests of megabytes that failed would fill the store for nothing.
+
+    `refused` says that its payment was refused and has paid nothing, and that nothing ran for it.  That payment is
+    forgotten as well, and after minutes the whole operation, if all its attempts ended so.  A payment that is presented
+    again later makes a fresh claim, which is verified anew.
     """
     return Statement(
-        """
+        f"""
         UPDATE operations SET state = :state, settlement = :settlement, transaction_hash = :transaction_hash,
             block_number = :block_number, block_hash = :block_hash, failure_code = :failure_code,
             failure_detail = :failure_detail, ended_at = :now,
             node_wrap = CASE WHEN :waits = 1 THEN node_wrap ELSE NULL END,
             sealed_request = CASE WHEN :waits = 1 THEN sealed_request ELSE :nothing END,
+            sealed_payment = CASE WHEN :refused = 1 THEN NULL ELSE sealed_payment END,
             output_until = CASE WHEN :waits = 1 OR sealed_output IS NULL THEN NULL ELSE :output_until END,
-            tombstone_until = CASE WHEN :waits = 1 THEN NULL ELSE :tombstone_until END
+            tombstone_until = CASE WHEN :waits = 1 THEN NULL
+                WHEN :refused = 1 AND {_ONLY_REFUSED} THEN :refused_until ELSE :tombstone_until END
         WHERE operation_id = :operation_id AND epoch = :epoch AND COALESCE(ended_at, 0) = 0
-        """,
+        """,  # noqa: S608 - a constant of this module
         {
             "operation_id": owner.operation_id,
             "epoch": owner.epoch,
@@ -204,8 +219,11 @@ def end(
             "failure_detail": failure_detail,
             "now": now,
             "waits": int(state is State.NEEDS_OPERATOR),
+            "refused": int(refused),
+            "refusal": Event.REFUSED.value,
             "nothing": b"",
             "output_until": now + OUTPUT_LIFE_MS,
+            "refused_until": now + REFUSED_LIFE_MS,
             "tombstone_until": now + TOMBSTONE_LIFE_MS,
         },
         rows=1,
