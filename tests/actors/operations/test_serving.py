@@ -154,7 +154,7 @@ async def test_what_must_run_once_does_not_begin_where_that_cannot_be_kept(
 ) -> None:
     made = order(paid_by=payment(), what=ONCE)
     async with scene.node() as node:
-        node.store.full = lambda statements: any("released_attempt" in each.sql for each in statements)
+        node.store.full = lambda statements: any("SET released_attempt" in each.sql for each in statements)
         with pytest.raises(GatewayError):
             await node.call(made)
         assert scene.executor.runs == []
