@@ -7,6 +7,7 @@ every refusal is a problem document; head and body leave in one write; HTTP/2 up
 from __future__ import annotations
 
 import http
+import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
@@ -25,14 +26,16 @@ from gateway import errors
 from gateway.errors import GatewayError
 from gateway.http.problems import Answer
 from gateway.http.server.app import REFUSAL
+from gateway.http.server.framing import StrictConnection, is_trailer
 from gateway.http.server.limits import BodyMemory, ServerLimits
 
 Address = tuple[str, int] | None
 Headers = Sequence[tuple[bytes, bytes]]
 
 _HOST = re.compile(  # RFC 9110 section 7.2
-    rb"(?:(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\])?(?::[0-9]{0,5})?"
+    rb"((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?"
 )
+_URL = re.compile(rb"(?i:https?)://([^/?#]*)(.*)")
 _METHODS_HERE = "GET, HEAD, OPTIONS, POST"
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _JOINED = 64 * 1024  # a body up to so many bytes is copied behind its head, to leave in one write
@@ -88,12 +91,16 @@ class Exchange(HTTPStream):
         self._body = bytearray()
         self._chunks = 0
 
-    def collect(self, data: bytes, *, chunk: bool) -> GatewayError | None:
-        """Take a piece of the body; an error if the body may not go on."""
+    def collect(self, data: bytes, *, chunk: int) -> GatewayError | None:
+        """Take a piece of the body; an error if the body may not go on.
+
+        `chunk` is the size of the chunk that the piece begins, 0 if it begins none.
+        """
+        announced = self.size + chunk
         self._body += data
         self.size += len(data)
-        self._chunks += chunk
-        if self.size > self.cap:
+        self._chunks += chunk > 0
+        if self.size > self.cap or announced > self.cap:
             return _over(self.cap)
         if self._chunks > _FREE_CHUNKS + self.size // _CHUNK_BYTES:
             return errors.BadRequest("The body comes in too many small chunks.")
@@ -146,7 +153,7 @@ class Http11(H11Protocol):
     ) -> None:
         client, server = addresses
         super().__init__(app, config, context, task_group, ConnectionState({}), False, client, server, send)  # noqa: FBT003
-        self.wire = self.connection = h11.Connection(h11.SERVER, limits.header_bytes)
+        self.wire = self.connection = StrictConnection(limits.header_bytes)
         self.exchange: Exchange | None = None
         self.phase = Phase.IDLE
         self.unread = False
@@ -166,18 +173,15 @@ class Http11(H11Protocol):
     @property
     def kept(self) -> int:
         """Bytes received and not yet understood."""
-        return len(self.wire.trailing_data[0])
+        return len(self.wire.received)
 
     async def handle(self, event: Event) -> None:
         """Take bytes from the client."""
         if isinstance(event, RawData):
-            data = event.data
-            if self.phase in (Phase.IDLE, Phase.BUSY) and not self.kept:
-                data = data.lstrip(b"\r\n")  # empty lines before a request are ignored (RFC 9112 section 2.2)
-            if not data:
-                return
-            self.wire.receive_data(data)
+            self.wire.receive_data(event.data)
             if self.phase is Phase.IDLE:
+                if not self.wire.received.skip_empty_lines():
+                    return
                 self._go(Phase.HEAD)
             await self.advance()
 
@@ -199,6 +203,9 @@ class Http11(H11Protocol):
             elif isinstance(event, h11.Data):
                 await self._collect(event)
             elif isinstance(event, h11.EndOfMessage):
+                if not is_trailer(event.headers):
+                    await self.refuse(errors.BadRequest("The trailer section holds a field that only a head may hold."))
+                    return
                 await self._dispatch()
             elif isinstance(event, h11.ConnectionClosed):
                 self._go(Phase.CLOSED)
@@ -249,15 +256,14 @@ class Http11(H11Protocol):
         both = {self.wire.our_state, self.wire.their_state}
         if both == {h11.DONE} and not self._is_last():
             self.wire.start_next_cycle()
-            self._go(Phase.HEAD if self.kept else Phase.IDLE)
+            self._go(Phase.HEAD if self.wire.received.skip_empty_lines() else Phase.IDLE)
         else:
             self.unread = self.unread or self.wire.their_state is h11.SEND_BODY
             self._go(Phase.CLOSED)
 
     async def _begin(self, request: h11.Request) -> None:
-        headers = list(request.headers)
-        error = next(_objections(request, headers, self._limits), None)
-        target = _path(request.target)
+        target, headers = _effective(request)
+        error = next(_objections(request, target, headers, self._limits), None)
         head = Request(
             stream_id=STREAM_ID,
             headers=headers,
@@ -281,7 +287,7 @@ class Http11(H11Protocol):
     async def _collect(self, data: h11.Data) -> None:
         if self.exchange is None:
             return
-        error = self.exchange.collect(bytes(data.data), chunk=data.chunk_start)
+        error = self.exchange.collect(bytes(data.data), chunk=self.wire.received.take_chunk())
         if error is None and not self._reserve(self.exchange.size):
             error = errors.CapacityExhausted("The node holds too many request bodies at the moment.", retry_after=1)
         if error is not None:
@@ -334,37 +340,51 @@ def _malformed(error: h11.RemoteProtocolError, limits: ServerLimits) -> GatewayE
     return errors.BadRequest("What was received is not a well-formed HTTP/1.1 request.")
 
 
-def _objections(request: h11.Request, headers: Headers, limits: ServerLimits) -> Iterator[GatewayError]:
-    """Yield why a well-formed head cannot be served; `headers` are its own, read once."""
+def _effective(request: h11.Request) -> tuple[bytes, Headers]:
+    """Return path and query of a request, and its headers: the host of an absolute target replaces the Host header.
+
+    A host that is not the node's own is no fault: behind a proxy the node does not know all of its names.
+    """
+    headers = list(request.headers)
+    url = None if request.target.startswith(b"/") else _URL.fullmatch(request.target)
+    if url is None:
+        return request.target, headers
+    authority, rest = url[1], url[2]
+    headers = [(name, value) for name, value in headers if name != b"host"]  # RFC 9112 section 3.2.2
+    return rest if rest.startswith(b"/") else b"/" + rest, [(b"host", authority), *headers]
+
+
+def _objections(request: h11.Request, target: bytes, headers: Headers, limits: ServerLimits) -> Iterator[GatewayError]:
+    """Yield why a well-formed head cannot be served; `target` and `headers` are the effective ones."""
     names = [name for name, _ in headers]
-    lines = sum(len(name) + len(value) + 4 for name, value in headers)
-    size = len(request.method) + len(request.target) + 12 + lines
     if request.http_version not in {b"1.0", b"1.1"}:
         yield errors.BadRequest("This node speaks HTTP/1.1.")
     if len(request.target) > limits.target_bytes:
         yield errors.UriTooLong(f"Request targets are limited to {limits.target_bytes} bytes.")
-    if size > limits.header_bytes:
-        yield errors.HeaderFieldsTooLarge(f"Request line and headers are limited to {limits.header_bytes} bytes.")
-    if not all(_HOST.fullmatch(value) and len(value) <= 255 for name, value in headers if name == b"host"):
-        yield errors.BadRequest("The Host header names no host.")
+    named = target is request.target  # otherwise its URL must name the host
+    if not all(_is_host(value) and (named or value[:1] not in b":") for name, value in headers if name == b"host"):
+        yield errors.BadRequest("The Host header or the URL of the request names no host.")
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         yield errors.BadRequest("The request declares the length of its body in two ways.")
     if not request.method.isalpha() or not request.method.isupper() or request.method == b"CONNECT":
         yield errors.MethodNotAllowed(f"This node answers {_METHODS_HERE}.", headers={"Allow": _METHODS_HERE})
-    if not _path(request.target).startswith(b"/") and (request.target, request.method) != (b"*", b"OPTIONS"):
+    if (not target.startswith(b"/") or b"#" in target) and (target, request.method) != (b"*", b"OPTIONS"):
         yield errors.BadRequest("The request target is neither a path nor a URL.")
     expectations = [value.lower() for name, value in headers if name == b"expect"]
     if expectations and expectations != [b"100-continue"]:
         yield errors.ExpectationFailed("The only expectation that this node meets is 100-continue.")
 
 
-def _path(target: bytes) -> bytes:
-    """Return path and query of a request target in origin form or absolute form (RFC 9112 section 3.2)."""
-    scheme, found, rest = target.partition(b"://")
-    if target.startswith(b"/") or not found or scheme.lower() not in {b"http", b"https"}:
-        return target
-    _, slash, path = rest.partition(b"/")
-    return slash + path if slash else b"/"
+def _is_host(value: bytes) -> bool:
+    found = _HOST.fullmatch(value)
+    if found is None or len(value) > 255 or int(found[3] or 0) > 65535:
+        return False
+    if found[2] is not None:
+        try:
+            ipaddress.IPv6Address(found[2].decode("ascii"))
+        except ValueError:
+            return False
+    return True
 
 
 def _declared(headers: Headers) -> int:

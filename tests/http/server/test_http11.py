@@ -411,6 +411,7 @@ async def test_a_target_in_absolute_form_is_served(start: Start) -> None:
     client = await node.connect()
     assert (await client.get("http://node.example/hello?x=1")).json == {"hello": "world"}
     assert (await client.get("http://node.example")).code == "not_found"
+    assert (await client.get("http://evil.example?x/hello")).code == "not_found"
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
