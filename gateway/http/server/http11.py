@@ -340,7 +340,7 @@ def _malformed(error: h11.RemoteProtocolError, limits: ServerLimits) -> GatewayE
     return errors.BadRequest("What was received is not a well-formed HTTP/1.1 request.")
 
 
-def _effective(request: h11.Request) -> tuple[bytes, Headers]:
+def _effective(request: h11.Request) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """Return path and query of a request, and its headers: the host of an absolute target replaces the Host header.
 
     A host that is not the node's own is no fault: behind a proxy the node does not know all of its names.

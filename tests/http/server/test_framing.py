@@ -51,7 +51,7 @@ async def hear(pieces: Iterable[bytes]) -> Heard:
     sent = bytearray()
     phases = [Phase.IDLE]
 
-    async def app(scope: Any, receive: Any, send: Any, *_: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         message = await receive()
         if "gateway.refusal" in scope["extensions"]:
             status = scope["extensions"]["gateway.refusal"]["error"].status
@@ -86,14 +86,14 @@ async def hear(pieces: Iterable[bytes]) -> Heard:
         )
         for piece in pieces:
             await protocol.handle(RawData(piece))
-            while protocol.phase is Phase.BUSY:
+            while phases[-1] is Phase.BUSY:
                 await trio.testing.wait_all_tasks_blocked()
-                if protocol.phase is Phase.HEAD:
+                if phases[-1] is Phase.HEAD:
                     await protocol.advance()
-            if protocol.phase is Phase.CLOSED:
+            if phases[-1] is Phase.CLOSED:
                 break
     statuses = [int(line.split(b" ")[1]) for line in bytes(sent).split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
-    return Heard([status for status in statuses if status != 100], handled, protocol.phase is Phase.CLOSED)
+    return Heard([status for status in statuses if status != 100], handled, phases[-1] is Phase.CLOSED)
 
 
 def arrivals(data: bytes) -> Iterator[list[bytes]]:
