@@ -102,19 +102,19 @@ async def test_a_failed_execution_costs_no_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verification", "standing"),
+    ("verification", "standing", "code"),
     [
-        (Verification(Verdict.UNAVAILABLE, "timeout"), None),
-        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED),
+        (Verification(Verdict.UNAVAILABLE, "timeout"), None, "facilitator_unavailable"),
+        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED, "settlement_pending"),
     ],
 )
 async def test_a_payment_that_nobody_could_verify_costs_no_attempt(
-    tmp_path: Path, verification: Verification, standing: Standing | None
+    tmp_path: Path, verification: Verification, standing: Standing | None, code: str
 ) -> None:
     async with open_shop(tmp_path, limits=LIMITS | {"payment_attempts": 1}) as shop:
         shop.bank.verification, shop.bank.standing = verification, standing
         answers = [await shop.buy(key=fresh(number)) for number in range(3)]
-        assert {(answer.status, answer.code) for answer in answers} == {(503, "facilitator_unavailable")}
+        assert {(answer.status, answer.code) for answer in answers} == {(503, code)}
 
 
 async def test_a_node_that_takes_no_more_orders_costs_no_attempt(tmp_path: Path) -> None:
