@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 import select
 import socket
@@ -35,6 +36,9 @@ async def main():
         print(json.dumps({"status": answer.status_code, "headers": dict(answer.headers), "body": answer.json()}))
 asyncio.run(main())
 """
+README = Path(__file__).parents[2] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?ready\.json.*?)```", README.read_text(), re.DOTALL)
+"""The clients of "Buy in ten lines"; each has a payer of its own, `payers[N]`."""
 BODY = json.dumps({"query": "what is a tide", "synthesize": False})
 
 
@@ -107,3 +111,22 @@ async def test_a_stock_client_pays_once_and_replays_for_nothing(
     transfers = await Rpc(world.rpc_url, client).transfers(world.pay_to)
     mine = [each for each in transfers if each.sender == world.payers[payer].address.lower()]
     assert [(each.value, each.transaction) for each in mine] == [(6000, transaction)]
+
+
+@pytest.mark.parametrize(("example", "price"), [(0, 6000), (1, 6000), (2, 7000)], ids=["x402", "MPP", "OpenAI"])
+async def test_a_client_of_the_readme_buys_as_it_stands_there(
+    world: World, client: httpx.AsyncClient, gateway: str, tmp_path: Path, example: int, price: int
+) -> None:
+    assert len(EXAMPLES) == 3
+    payers = world.payers[12 + example : 13 + example] * 3  # of its own here, whichever it names
+    keys = [{"address": each.address, "privateKey": each.private_key} for each in payers]
+    (tmp_path / "ready.json").write_text(json.dumps({"payers": keys}))
+    program = EXAMPLES[example].replace("http://127.0.0.1:8402", gateway)
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = await trio.run_process(command, cwd=tmp_path, capture_stdout=True, capture_stderr=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    *said, transaction = done.stdout.decode().split()
+    assert said
+    transfers = await Rpc(world.rpc_url, client).transfers(world.pay_to)
+    mine = [each for each in transfers if each.sender == payers[0].address.lower()]
+    assert [(each.value, each.transaction) for each in mine] == [(price, transaction)]
