@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import trio
 
 from gateway import errors
@@ -101,20 +100,18 @@ async def test_a_failed_execution_costs_no_attempt(tmp_path: Path) -> None:
         assert [(await shop.buy(key=fresh(number))).status for number in range(3)] == [502] * 3
 
 
-@pytest.mark.parametrize(
-    ("verification", "standing", "code"),
-    [
-        (Verification(Verdict.UNAVAILABLE, "timeout"), None, "facilitator_unavailable"),
-        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED, "settlement_pending"),
-    ],
-)
-async def test_a_payment_that_nobody_could_verify_costs_no_attempt(
-    tmp_path: Path, verification: Verification, standing: Standing | None, code: str
-) -> None:
+async def test_a_payment_that_nobody_could_verify_costs_no_attempt(tmp_path: Path) -> None:
     async with open_shop(tmp_path, limits=LIMITS | {"payment_attempts": 1}) as shop:
-        shop.bank.verification, shop.bank.standing = verification, standing
+        shop.bank.verification = Verification(Verdict.UNAVAILABLE, "timeout")
         answers = [await shop.buy(key=fresh(number)) for number in range(3)]
-        assert {(answer.status, answer.code) for answer in answers} == {(503, code)}
+        assert {(answer.status, answer.code) for answer in answers} == {(503, "facilitator_unavailable")}
+
+
+async def test_a_refused_payment_costs_an_attempt_also_where_the_chain_cannot_tell(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, limits=TWO) as shop:
+        shop.bank.verification, shop.bank.standing = INVALID, Standing.UNTRACED
+        answers = [await shop.buy(key=fresh(number)) for number in range(3)]
+        assert [answer.code for answer in answers] == ["settlement_pending", "settlement_pending", "quota_exceeded"]
 
 
 async def test_a_node_that_takes_no_more_orders_costs_no_attempt(tmp_path: Path) -> None:

@@ -38,14 +38,21 @@ MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
 
 
+VERIFIED = frozenset({Event.VERIFIED, Event.VERIFIED_KEPT, Event.ALREADY_PAID})
+
 # -- verify ------------------------------------------------------------------------------------------------------------
 
 
 async def verify(life: Life, around: Surroundings) -> Event:
-    """Ask whether the payment can be made; who presented it is told at once that it was not refused."""
+    """Ask whether the payment can be made; a payer who is not to blame for the answer is cleared at once.
+
+    One whose payment the facilitator refused is to blame even where the chain cannot be read: a crowd of such payments
+    may be the reason for that.
+    """
     event = await _verified(life, around)
     life.refused = event is Event.REFUSED
-    if not life.refused and life.cleared is not None:
+    blameless = event in VERIFIED or isinstance(life.failure, FacilitatorUnavailable)
+    if blameless and life.cleared is not None:
         life.cleared()
     return event
 

@@ -166,10 +166,11 @@ class Chain:
         async def one(end_point: EndPoint) -> bool:
             if _is_in(await _hinted(end_point, transaction), block_hash):
                 return True  # and on the right chain: no other has a block of that hash
+            known = self._memory.height
             head, (receipt,) = await self._head_and(end_point, partial(end_point.receipt, transaction))
             if _is_in(receipt, block_hash):
                 return True
-            self._must_follow(head, 0)
+            self._must_follow(head, known, 0)
             self._must_be_fresh(head)
             return False
 
@@ -205,11 +206,12 @@ class Chain:
         self, end_point: EndPoint, search: Search, from_block: int | None, hints: Sequence[str]
     ) -> Sighting:
         hinted = [partial(_hinted, end_point, each) for each in hints[-HINTS_READ:]]
+        known = self._memory.height
         head, receipts = await self._head_and(end_point, *hinted)
         for receipt in receipts:
             if receipt is not None and read(receipt, search) is Finding.PAID:
                 return self._paid(receipt, head)
-        self._must_follow(head, from_block or 0)
+        self._must_follow(head, known, from_block or 0)
         if not await end_point.word_at(search.asset, search.state_call, head.block_hash):
             return self._unused(search, head)
         return await self._spent(end_point, search, from_block, head)
@@ -266,9 +268,12 @@ class Chain:
     def _is_deep(self, number: int, head: Head) -> bool:
         return head.number - number + 1 >= self.confirmations
 
-    def _must_follow(self, head: Head, from_block: int) -> None:
-        """Refuse an end point that does not know blocks which have been seen."""
-        if head.number < max(self._memory.height, from_block):
+    def _must_follow(self, head: Head, known: int, from_block: int) -> None:
+        """Refuse an end point that does not know `known`, the highest block seen before it was asked, or `from_block`.
+
+        What other looks have seen since is nothing that it ought to have known; a lower chain is believed in the end.
+        """
+        if head.number < max(min(known, self._memory.height), from_block):
             raise ChainUnavailable("rpc_behind")
 
     def _must_be_fresh(self, head: Head) -> None:

@@ -495,6 +495,32 @@ async def test_absence_is_not_believed_of_an_end_point_behind_the_claim(scene: S
     assert await scene.reason() == "rpc_behind"
 
 
+async def test_an_answer_that_another_look_overtakes_is_no_reason_to_take_its_end_point_for_behind(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    honest = scene.end_point
+
+    async def call(wanted: HttpCall) -> HttpAnswer:
+        """Let the first answer about the latest block be a second on its way."""
+        answer = await honest(wanted)
+        if honest.counts["eth_getBlockByNumber"] == 1 and b"latest" in wanted.content:
+            await trio.sleep(1)
+        return answer
+
+    chain = attrs.evolve(scene.chain, call=call)
+    seen: list[Standing] = []
+
+    async def look() -> None:
+        seen.append((await chain.look(scene.search, from_block=scene.from_block, hints=())).standing)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await trio.sleep(0.5)
+        scene.toy.mine(2)
+        await look()
+    assert seen == [Standing.UNUSED, Standing.UNUSED]
+
+
 async def test_an_expiry_is_not_believed_of_an_end_point_that_fell_behind() -> None:
     scene = make()
     scene.toy.mine_until(scene.search.valid_before - 4)
