@@ -37,9 +37,11 @@ from gateway.actors.search import SearchFamily, search_routes
 from gateway.actors.settlement import Chain, Facilitator, SettlementPath, Wanted, settlement
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.store import Engine
+from gateway.actors.store_watch import StoreWatch
 from gateway.actors.switched_off import SwitchedOff
 from gateway.actors.upstream import Caller, ClientPlace, upstream
 from gateway.config import Configuration
+from gateway.http.means import Means
 from gateway.http.metrics import MeteredFamily, Metrics
 from gateway.http.pipeline import Node
 from gateway.http.request_headers import CallerAddress
@@ -135,6 +137,8 @@ async def start_actors(
     """Start every actor after the store, in order; `place` tells where the embedded model is, if a route goes there."""
     signer, naming = Signer.from_keys(keys.receipts), Naming(keys.peppers)
     start = partial(runtime.start, capacity=MAILBOX)
+    watched = StoreWatch(store)
+    await start("store-watch", watched.watch)
     leases = Leases(store, lease_ms=configuration.store.lease_ms)
     await start("leases", leases.watch)
     key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms, hold=leases.hold))
@@ -208,6 +212,12 @@ async def start_actors(
         quota=quota_ref,
         operations=operations_ref,
         clock_ms=clock_ms,
+        means=Means(
+            watched.health,
+            tuple(
+                each for each in (key_names, quota_ref, ledger_ref, settlement_ref, operations_ref) if each is not None
+            ),
+        ),
     )
     return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref, runs)
 

@@ -64,7 +64,7 @@ PASSING = frozenset(
         "refused",
         "lease_lost",
         "unwritable",
-        "waiting",
+        "restarting",
         # Proofs: the prober looks again within seconds.
         "unproven",
         "not_probed",

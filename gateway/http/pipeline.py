@@ -28,6 +28,7 @@ from gateway.http.call import KEY_HEADER, Call
 from gateway.http.challenge import Quoting, own
 from gateway.http.counting import RETRY_AFTER_S, Attempt, give_back, spend
 from gateway.http.lanes import Lanes, Turn
+from gateway.http.means import Means
 from gateway.http.request_headers import CallerAddress
 from gateway.http.validation import BodyValidator
 from gateway.registry.execution import Family
@@ -70,6 +71,7 @@ class Node:
     clock_ms: Callable[[], int]
     new_key: Callable[[], str] = new_key
     lanes: Lanes = attrs.field(factory=Lanes)
+    means: Means = attrs.field(factory=Means)
 
 
 @attrs.frozen(eq=False)
@@ -214,18 +216,20 @@ class Pipeline:
     # -- 5 and 6: quota and availability -----------------------------------------------------------------------------
 
     def _admit(self, call: Call, known: keys.Known) -> None:
-        """Refuse what cannot run or be settled now, before anything is quoted; a kept result need not run."""
+        """Refuse what cannot be claimed, run or settled now, before anything is quoted; a kept result need not run."""
+        self.node.means.admit()
         earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
         if earlier is None or earlier.sealed_output is None:
             self.node.families[self.operation.family].admit(self.operation.id, call.asked.valid.request)
-        if not call.asked.sold:
-            return
+        if call.asked.sold:
+            self._admit_payment()
+
+    def _admit_payment(self) -> None:
+        """Refuse where no payment can be settled now."""
         closed = "payment_not_configured" if self.node.terms is None else self.node.path.closed
         if closed is not None:
             self.node.want_path()
-            raise errors.SettlementUnavailable(
-                f"no settlement path is open ({closed})", extra={"reason": closed}, retry_after=RETRY_AFTER_S
-            )
+            raise errors.SettlementUnavailable(f"no settlement path is open ({closed})", extra={"reason": closed})
 
     async def _spend(self, policy: str, caller: str) -> quotas.Allowance:
         return await spend(self.node.quota, policy, caller)
@@ -269,6 +273,8 @@ class Pipeline:
 
         It costs one of the caller's `unpaid_quotes`, unless its payment cost it an attempt already.
         """
+        self.node.means.admit()
+        self._admit_payment()
         quoting = self._quoting()
         problem = self.operation.check(call.asked.valid.request)
         if problem is not None:
@@ -329,7 +335,9 @@ class Pipeline:
 
     def _quoting(self) -> Quoting:
         if self.quoting is None:
-            raise errors.SettlementUnavailable("payments are not configured")
+            raise errors.SettlementUnavailable(
+                "payments are not configured", extra={"reason": "payment_not_configured"}
+            )
         return self.quoting
 
     async def _submit(

@@ -187,7 +187,17 @@ RETURNERS = frozenset({"_reason", "closed", "supports"})
 ELSEWHERE = ("world", "doctor", "commands")
 """Rooms whose reasons no caller sees."""
 NO_REASON = frozenset(
-    {"served", "reason", "ready", "extensions", "gateway.refusal", "sandbox.execute", "success", "unspecified"}
+    {
+        "served",
+        "reason",
+        "ready",
+        "waiting",
+        "extensions",
+        "gateway.refusal",
+        "sandbox.execute",
+        "success",
+        "unspecified",
+    }
 )
 PUT_TOGETHER = frozenset({"error", "execution_failed", "execution_reconciliation"})
 """What follows `rpc_`, and codes that stand in for a reason."""
@@ -241,8 +251,8 @@ def told_in(tree: ast.AST, known: dict[str, str]) -> Iterator[str]:
             case ast.AnnAssign(target=ast.Name(id=name), value=value) if name in NAMES:
                 yield from words(value, known)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in RETURNERS:
-                for each in ast.walk(node):
-                    yield from words(each.value, known) if isinstance(each, ast.Return) else ()
+                for inner in ast.walk(node):
+                    yield from words(inner.value, known) if isinstance(inner, ast.Return) else ()
             case ast.Constant(value=str(text)) if re.fullmatch(r"sandbox\.[a-z_]+", text):
                 yield text
 

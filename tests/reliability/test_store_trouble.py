@@ -47,7 +47,12 @@ async def test_a_full_disk_is_503_without_a_challenge_and_everything_acknowledge
     await until_ready(node, False)
     replay = await shop.send(bought)
     assert (replay.status_code, replay.json()["receipt"]) == (200, first.json()["receipt"])
-    assert (await shop.post(body(), fresh_key())).status_code in {402, 503}
+    for key in (fresh_key(), paid.key):
+        unquoted = await shop.post(body(), key)
+        assert (unquoted.status_code, unquoted.json()["code"]) == (503, "store_unavailable"), unquoted.text
+        assert unquoted.json()["reason"] in {"disk_full", "io_error"}
+        assert int(unquoted.headers["retry-after"]) >= 1
+        assert not carries_challenge(unquoted)
     assert await calls.of("verify", "settle", "search") == {"verify": 0, "settle": 0, "search": 0}
     assert node.returncode is None
     node.limit_file_size(-1)
@@ -60,6 +65,29 @@ async def test_a_full_disk_is_503_without_a_challenge_and_everything_acknowledge
     node.kill()
     await trio.to_thread.run_sync(node.start)
     assert (await shop.send(bought)).json()["receipt"] == first.json()["receipt"]
+
+
+async def test_a_full_disk_is_noticed_and_over_without_anybody_asking(
+    forged: Maker, world: World, customer: httpx.AsyncClient
+) -> None:
+    node = forged()
+    await trio.to_thread.run_sync(node.start)
+    shop = Shop(customer, node.url, world)
+    assert (await shop.post(body(), fresh_key())).status_code == 402
+    node.limit_file_size(1)
+    await until_quoted(shop, False)
+    node.limit_file_size(-1)
+    await until_quoted(shop, True)
+
+
+async def until_quoted(shop: Shop, wanted: bool) -> None:
+    for _ in range(200):
+        answer = await shop.post(body(), fresh_key())
+        if (answer.status_code == 402) is wanted:
+            assert carries_challenge(answer) is wanted
+            return
+        await trio.sleep(0.1)
+    raise AssertionError(f"quotes did not {'come again' if wanted else 'end'}")
 
 
 LONG = pytest.mark.campaign

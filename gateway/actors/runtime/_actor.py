@@ -307,6 +307,14 @@ class Actor(Generic[M]):
             failure.__cause__ = cause
             letter.settle(outcome.Error(failure))
 
+    @property
+    def closed(self) -> str | None:
+        """Why it takes no letter now: its phase, or `overloaded`; None where it does."""
+        if self.phase is not Phase.READY:
+            return "restarting" if self.phase is Phase.WAITING else self.phase.value
+        full = self.queued > 0 and self.queued >= self.send.statistics().max_buffer_size
+        return "overloaded" if full else None
+
     def health(self) -> Health:
         """What is to be seen of it now."""
         now = trio.current_time()

@@ -85,6 +85,11 @@ class Ref(Generic[M_contra]):
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise ActorDown(actor.name) from actor.ruin
 
+    @property
+    def closed(self) -> str | None:
+        """None while the actor is up and has room for a letter; else the machine word for why not."""
+        return self._actor.closed
+
     def health(self) -> Health:
         """What is to be seen of the actor now."""
         return self._actor.health()
