@@ -1,7 +1,7 @@
 """How a node is put together: its parts from its configuration, its actors in the order in which they may be asked.
 
-store -> leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> sandbox -> operations -> http
-(design: each asks only what started before it).
+store -> store-watch, leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> sandbox -> operations
+-> http (design: each asks only what started before it).
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ async def test_actors_start_in_the_order_in_which_they_may_be_asked(tmp_path: Pa
     async with opened(configured(tmp_path)) as node:
         assert [each.actor for each in node.runtime.health()] == [
             "store",
+            "store-watch",
             "leases",
             "idempotency",
             "quota",
