@@ -211,6 +211,7 @@ async def start_actors(
         idempotency=key_names,
         quota=quota_ref,
         operations=operations_ref,
+        settlement=settlement_ref,
         clock_ms=clock_ms,
         means=Means(
             watched.health,

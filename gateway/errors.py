@@ -201,24 +201,44 @@ class PaymentRequired(GatewayError):
 
 
 class PaymentRefused(PaymentRequired):
-    """Base of payments that were refused before anything could have settled."""
+    """Base of payments that were refused, and that the chain does not show made.
+
+    A kind is retryable where the same client and account are served once they have signed the fresh challenge.
+    """
 
     title = "Payment refused"
     next = "Nothing was charged. Sign the fresh challenge of this answer and send the same request again."
 
 
-def _refused(code: str, title: str, doc: str) -> type[PaymentRefused]:
+_EXACTLY = (
+    "Nothing was charged. Sign exactly what `accepts` or the WWW-Authenticate challenge of this answer says, echo it "
+    "unchanged, and send the same request again."
+)
+_BY_ITS_KEY = (
+    "Nothing was charged. Signing again in the same way is refused again. Pay from an account without code, "
+    "with an EIP-3009 authorization that is signed by the account's own key."
+)
+
+
+def _refused(
+    code: str, title: str, doc: str, *, then: str = PaymentRefused.next or "", retryable: bool = True
+) -> type[PaymentRefused]:
     kind: type[PaymentRefused] = type(
         "".join(word.title() for word in code.split("_")),
         (PaymentRefused,),
-        {"code": code, "title": title, "__doc__": doc},
+        {"code": code, "title": title, "__doc__": doc, "next": then, "retryable": retryable},
     )
     kind.__module__ = __name__
     return kind
 
 
 QuoteMissing = _refused(
-    "quote_missing", "The payment names no quote", "`accepted.extra.quote` or `opaque.quote` is absent."
+    "quote_missing",
+    "The payment names no quote",
+    "`accepted.extra.quote` or `opaque.quote` is absent.",
+    then="Nothing was charged. Echo the entry of `accepts` that you sign whole, with its `extra.quote` (x402), "
+    "or the challenge with its `opaque` (MPP).",
+    retryable=False,
 )
 QuoteInvalid = _refused(
     "quote_invalid", "The quote was not issued by this node", "The HMAC of the quote does not hold."
@@ -228,32 +248,63 @@ ChallengeInvalid = _refused(
     "challenge_invalid",
     "The challenge was not issued by this node",
     "An MPP challenge whose id or parameters were altered.",
+    then=_EXACTLY,
 )
 NonceMismatch = _refused(
-    "nonce_mismatch", "The nonce is not bound to the challenge", "Neither nonce rule of MPP `evm` authorizations holds."
+    "nonce_mismatch",
+    "The nonce is not bound to the challenge",
+    "Neither nonce rule of MPP `evm` authorizations holds.",
+    then="Nothing was charged. Derive the nonce from the challenge's id and realm, as draft-evm-charge says.",
+    retryable=False,
 )
-AmountMismatch = _refused("amount_mismatch", "Wrong amount", "The authorized value is not the quoted amount.")
-RecipientMismatch = _refused("recipient_mismatch", "Wrong recipient", "`to` is not the quoted payee.")
-AssetMismatch = _refused("asset_mismatch", "Wrong asset", "The accepted asset is not the quoted token.")
-NetworkMismatch = _refused("network_mismatch", "Wrong network", "The accepted network is not the quoted chain.")
+AmountMismatch = _refused(
+    "amount_mismatch", "Wrong amount", "The authorized value is not the quoted amount.", then=_EXACTLY
+)
+RecipientMismatch = _refused("recipient_mismatch", "Wrong recipient", "`to` is not the quoted payee.", then=_EXACTLY)
+AssetMismatch = _refused("asset_mismatch", "Wrong asset", "The accepted asset is not the quoted token.", then=_EXACTLY)
+NetworkMismatch = _refused(
+    "network_mismatch", "Wrong network", "The accepted network is not the quoted chain.", then=_EXACTLY
+)
 TermsMismatch = _refused(
     "terms_mismatch",
     "The accepted terms are not those offered",
     "Scheme, timeout, resource or extensions differ from the offer.",
+    then=_EXACTLY,
 )
 SignatureInvalid = _refused(
-    "signature_invalid", "The signature is not the payer's", "The EIP-712 signer is not `authorization.from`."
+    "signature_invalid",
+    "The signature is not the payer's",
+    "The EIP-712 signer is not `authorization.from`.",
+    then="Nothing was charged. Sign with the key of `authorization.from`, as r, s and v in 65 bytes, in the EIP-712 "
+    "domain that `accepts` names. Signing again in the same way is refused again.",
+    retryable=False,
+)
+PayerHasCode = _refused(
+    "payer_has_code",
+    "The payer's account has code",
+    "The account is a contract or has delegated to one (EIP-7702); the token asks that code, not the account's key.",
+    then=_BY_ITS_KEY,
+    retryable=False,
 )
 AuthorizationExpiresTooSoon = _refused(
-    "authorization_expires_too_soon", "The authorization expires too soon", "`validBefore` does not outlive the run."
+    "authorization_expires_too_soon",
+    "The authorization expires too soon",
+    "`validBefore` does not outlive the run.",
+    then="Nothing was charged. See that your clock is right, and sign the fresh challenge with a `validBefore` of now "
+    "and `maxTimeoutSeconds`.",
 )
 AuthorizationExpiresTooLate = _refused(
     "authorization_expires_too_late",
     "The authorization expires too late",
     "`validBefore` is more than `maxTimeoutSeconds` and five minutes away.",
+    then="Nothing was charged. See that your clock is right, and sign the fresh challenge with a `validBefore` of now "
+    "and `maxTimeoutSeconds`.",
 )
 AuthorizationNotYetValid = _refused(
-    "authorization_not_yet_valid", "The authorization is not yet valid", "`validAfter` has not passed."
+    "authorization_not_yet_valid",
+    "The authorization is not yet valid",
+    "`validAfter` has not passed.",
+    then="Nothing was charged. Sign the fresh challenge with a `validAfter` of 0.",
 )
 AuthorizationUsed = _refused(
     "authorization_used",
@@ -261,28 +312,46 @@ AuthorizationUsed = _refused(
     "The chain shows an `AuthorizationCanceled` of its nonce.",
 )
 InsufficientFunds = _refused(
-    "insufficient_funds", "Insufficient funds", "The payer's balance does not cover the amount."
+    "insufficient_funds",
+    "Insufficient funds",
+    "The payer's balance does not cover the amount.",
+    then="Nothing was charged. Fund the account, or pay from another one, before you sign again.",
+    retryable=False,
 )
 PaymentRejected = _refused(
     "payment_rejected",
     "The facilitator rejected the payment",
     "`/verify` answered isValid: false; its reason is in `detail`.",
+    then="Nothing was charged. Mend what `detail` says before you sign again, or pay from another account.",
+    retryable=False,
 )
 Permit2Unsupported = _refused(
-    "permit2_unsupported", "Permit2 is not accepted", "Only EIP-3009 authorizations are accepted."
+    "permit2_unsupported",
+    "Permit2 is not accepted",
+    "Only EIP-3009 authorizations are accepted.",
+    then=_BY_ITS_KEY,
+    retryable=False,
 )
 Erc1271Unsupported = _refused(
     "erc1271_unsupported",
     "Contract signatures are not accepted",
     "ERC-1271 signatures are refused; sign with an account key.",
+    then=_BY_ITS_KEY,
+    retryable=False,
 )
 Erc6492Unsupported = _refused(
-    "erc6492_unsupported", "Counterfactual signatures are not accepted", "ERC-6492 signatures are refused."
+    "erc6492_unsupported",
+    "Counterfactual signatures are not accepted",
+    "ERC-6492 signatures are refused.",
+    then=_BY_ITS_KEY,
+    retryable=False,
 )
 TransferMethodUnsupported = _refused(
     "transfer_method_unsupported",
     "This transfer method is not accepted",
     "Only EIP-3009 `transferWithAuthorization` is accepted.",
+    then=_BY_ITS_KEY,
+    retryable=False,
 )
 SettlementFailed = _refused(
     "settlement_failed",

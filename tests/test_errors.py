@@ -35,6 +35,41 @@ def test_every_kind_of_refused_payment_is_a_402_that_asks_for_a_fresh_challenge(
     assert {kind for kind in PROBLEMS.values() if kind.status == 402} == {PaymentRequired, *refused}
 
 
+SIGNED_ANEW = {
+    "payment_required",
+    "quote_invalid",
+    "quote_expired",
+    "challenge_invalid",
+    "amount_mismatch",
+    "recipient_mismatch",
+    "asset_mismatch",
+    "network_mismatch",
+    "terms_mismatch",
+    "authorization_expires_too_soon",
+    "authorization_expires_too_late",
+    "authorization_not_yet_valid",
+    "authorization_used",
+    "settlement_failed",
+}
+"""Refused payments that the same client and account can make good by signing the fresh challenge; no other is."""
+
+
+def test_who_cannot_pay_by_signing_again_is_not_told_to() -> None:
+    kinds = [kind for kind in PROBLEMS.values() if kind.status == 402]
+    assert {kind.code for kind in kinds if kind.retryable} == SIGNED_ANEW
+    for kind in kinds:
+        if not kind.retryable:
+            assert "Sign the fresh challenge" not in (kind.next or "")
+            assert "Nothing was charged." in (kind.next or "")
+
+
+@pytest.mark.parametrize(
+    "code", ["payer_has_code", "permit2_unsupported", "erc1271_unsupported", "erc6492_unsupported"]
+)
+def test_who_has_code_is_told_to_pay_from_another_account(code: str) -> None:
+    assert "Pay from an account without code" in (PROBLEMS[code].next or "")
+
+
 @KINDS
 def test_nothing_that_may_have_been_charged_asks_for_another_payment(kind: type[GatewayError]) -> None:
     if kind.status >= 500 or kind.status == 409:

@@ -20,7 +20,7 @@ class Payment:
     """A payment that passed every check that needs no network.
 
     `amount` is in atomic units, `valid_before` in seconds since 1970, `nonce` 0x-hex; `body` is what the facilitator
-    is sent.
+    is sent.  `quoted_at`, in seconds since 1970, and `quoted_head` tell when its quote was issued, where that is known.
     """
 
     protocol: str
@@ -36,6 +36,8 @@ class Payment:
     price_version: str
     challenge_id: str | None
     body: Mapping[str, Any] = attrs.field(repr=False)
+    quoted_at: int = 0
+    quoted_head: int | None = None
 
     @property
     def key(self) -> tuple[int, str, str, str]:
@@ -54,5 +56,6 @@ class Payment:
 
     @classmethod
     def load(cls, data: bytes) -> Payment:
-        """Return what `dump` wrote."""
-        return cls(**orjson.loads(data))
+        """Return what `dump` wrote, in this release or in another that knows more or fewer fields."""
+        told = orjson.loads(data)
+        return cls(**{name: value for name, value in told.items() if name in attrs.fields_dict(cls)})

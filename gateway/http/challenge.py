@@ -29,6 +29,7 @@ class Quoting:
     secrets: QuoteSecrets
     price_version: str
     clock_ms: Callable[[], int]
+    head: Callable[[], int | None]
 
     def offer(self, valid: Valid, *, example: bool = False) -> Offer:
         """Return a fresh offer of a request; raises what the operation's price raises."""
@@ -44,6 +45,7 @@ class Quoting:
             issued_at=issued_at,
             expires_at=issued_at + terms.quote_ttl_s,
             example=example,
+            head=None if example else self.head(),
         )
         return self._offer(valid, quote, self.secrets.seal(quote, terms))
 

@@ -20,6 +20,7 @@ from gateway.actors import quota as quotas
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
+from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.settlement import SettlementPath
 from gateway.errors import GatewayError
 from gateway.http.answer import Outgoing, outgoing
@@ -30,6 +31,7 @@ from gateway.http.counting import RETRY_AFTER_S, Attempt, give_back, spend
 from gateway.http.lanes import Lanes, Turn
 from gateway.http.means import Means
 from gateway.http.request_headers import CallerAddress
+from gateway.http.second_look import Made, is_due, payment_of, second_look
 from gateway.http.validation import BodyValidator
 from gateway.registry.execution import Family
 from gateway.registry.operation import Operation
@@ -46,6 +48,8 @@ SETTLEMENT_SLACK_S = 60.0
 WHOLE_NODE = "node"
 """The caller that node-wide budgets are counted on."""
 LOOK_AGAIN_S = 0.1
+DECIDED_ON_CHAIN = (errors.SettlementPending, errors.PaymentAlreadyBound, errors.OperatorNeeded)
+"""What a payment comes to that the chain was asked about, whether it was made or for something else."""
 
 
 def new_key() -> str:
@@ -68,6 +72,7 @@ class Node:
     idempotency: Ref[keys.Message]
     quota: Ref[quotas.Message]
     operations: Ref[OperationsMessage]
+    settlement: Ref[SettlementMessage] | None
     clock_ms: Callable[[], int]
     new_key: Callable[[], str] = new_key
     lanes: Lanes = attrs.field(factory=Lanes)
@@ -89,7 +94,9 @@ class Pipeline:
         reader = Reader(operation, BodyValidator.of(operation), node.callers, node.terms, node.secrets)
         quoting = None
         if node.terms is not None:
-            quoting = Quoting(operation, node.terms, node.secrets, node.price_version, node.clock_ms)
+            quoting = Quoting(
+                operation, node.terms, node.secrets, node.price_version, node.clock_ms, lambda: node.path.head
+            )
         return cls(operation, node, reader, quoting)
 
     async def call(self, incoming: Incoming) -> Outgoing:
@@ -300,12 +307,11 @@ class Pipeline:
         credential = call.asked.credential
         if credential is None:
             raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
-        try:
-            quote = self._checked(credential, call)
-        except errors.PaymentRefused as refused:
-            raise await self._challenged(refused, call) from None
         network, payer = call.counted_as
-        attempt = await Attempt.of(self.node.quota, network)
+        try:
+            quote, attempt = self._checked(credential, call), await Attempt.of(self.node.quota, network)
+        except errors.PaymentRefused as refused:
+            quote, attempt = await self._paid_all_the_same(refused, credential, call, known)
         try:
             allowance = await self._spend("paid", payer)
             ended = await self._submit(call, known, payment_of(credential, quote), turn, attempt=attempt)
@@ -313,8 +319,8 @@ class Pipeline:
             attempt.give_back()
             self._give_back("paid", payer, allowance.opened_ms)
             raise
-        except (errors.PaymentRequired, errors.OperationInProgress, errors.SettlementPending):
-            raise  # the payment was refused, or the operation goes on and gives the attempt back itself
+        except (errors.PaymentRequired, errors.OperationInProgress, *DECIDED_ON_CHAIN):
+            raise  # the payment was refused or looked for, or the operation goes on and gives the attempt back itself
         except GatewayError:
             attempt.give_back()
             raise
@@ -322,6 +328,27 @@ class Pipeline:
         if not ended.replayed:
             self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
         return self._answer(ended, allowance.headers | call.more_headers)
+
+    async def _paid_all_the_same(
+        self, refused: errors.PaymentRefused, credential: Credential, call: Call, known: keys.Known
+    ) -> tuple[Quote, Attempt]:
+        """Raise what a refused credential is told, after a look at the chain where that may know more.
+
+        Returns the quote of one that its own failed attempt is known by, and that has paid since.
+        """
+        node, now = self.node, self.node.clock_ms() // 1000
+        pay_to = self._quoting().terms.pay_to
+        if node.settlement is None or not is_due(refused, credential, pay_to=pay_to, now=now):
+            raise await self._challenged(refused, call) from None
+        attempt = await Attempt.of(node.quota, call.counted_as[0])
+        try:
+            refused = await second_look(refused, credential, node.settlement)
+        except Made:
+            quote = call.asked.quote
+            if quote is None or not _is_its_own(credential, refused, known):
+                raise
+            return quote, attempt
+        raise await self._challenged(refused, call, attempt) from None
 
     def _checked(self, credential: Credential, call: Call) -> Quote:
         """Return the quote that a credential pays; raises what is wrong with it, without asking anybody."""
@@ -422,21 +449,11 @@ def _failed_meanwhile(known: keys.Known, waited_for: str | None, call: Call) -> 
     return failure if theirs or not isinstance(failure, errors.PaymentRequired) else None
 
 
-def payment_of(credential: Credential, quote: Quote) -> Payment:
-    """Return a checked credential as the actors know it."""
-    chain_id, _, _, nonce = credential.authorization_key()
-    return Payment(
-        protocol=credential.protocol,
-        chain_id=chain_id,
-        network=credential.asset.network,
-        asset=credential.asset.address,
-        payer=credential.authorization.authorizer,
-        pay_to=credential.authorization.to,
-        amount=quote.amount,
-        nonce=nonce,
-        valid_before=credential.authorization.valid_before,
-        quote_id=quote.quote_id,
-        price_version=quote.price_version,
-        challenge_id=credential.challenge_id,
-        body=credential.facilitator_body(),
-    )
+def _is_its_own(credential: Credential, refused: errors.PaymentRefused, known: keys.Known) -> bool:
+    """Return True for the payment of the failed attempt that the request's names stand for, refused for its age."""
+    earlier = known.operation
+    if not isinstance(earlier, ops.Earlier) or earlier.failure is None:
+        return False
+    if not isinstance(refused, errors.QuoteExpired | errors.AuthorizationExpiresTooSoon):
+        return False
+    return earlier.failure.nonce == credential.authorization_key()[3]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import attrs
+import orjson
 
 from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 
@@ -23,6 +24,13 @@ PAYMENT = Payment(
 
 def test_a_payment_survives_the_store() -> None:
     assert Payment.load(PAYMENT.dump()) == PAYMENT
+
+
+def test_a_payment_of_a_release_that_knows_more_or_less_of_it_can_be_read() -> None:
+    told = orjson.loads(PAYMENT.dump())
+    assert Payment.load(orjson.dumps(told | {"of_a_later_release": 1})) == PAYMENT
+    of_an_earlier_one = {name: value for name, value in told.items() if not name.startswith("quoted_")}
+    assert Payment.load(orjson.dumps(of_an_earlier_one)) == PAYMENT
 
 
 def test_a_payment_can_be_looked_for_by_its_public_columns() -> None:

@@ -25,6 +25,9 @@ from gateway.actors.operations import Limits, Surroundings, operations
 from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import Inbox, Letter, Runtime, open_runtime
 from gateway.actors.settlement import (
+    BlockTime,
+    ChainUnavailable,
+    HasCode,
     Look,
     Message,
     Settle,
@@ -125,6 +128,11 @@ class Bank:
     standing: Standing | None = None
     verified: int = 0
     paid: dict[str, str] = attrs.field(factory=dict)
+    block: int = 101
+    with_code: set[str] = attrs.field(factory=set)
+    block_time: int = 0
+    looks: int = 0
+    away: ChainUnavailable | None = None
 
     def open(self) -> None:
         self.path.proven_until = float("inf")
@@ -138,6 +146,9 @@ class Bank:
 
     def serve(self, letter: Letter[Message]) -> None:
         message = letter.message
+        if self.away is not None and isinstance(message, Look | HasCode):
+            letter.refuse(self.away)
+            return
         match message:
             case Verify():
                 self.verified += 1
@@ -146,12 +157,18 @@ class Bank:
                 transaction = self.paid.setdefault(payment.nonce, "0x" + os.urandom(32).hex())
                 letter.answer(message, Submission(transaction, "success", sent=True))
             case Look(payment):
+                self.looks += 1
                 transaction = self.paid.get(payment.nonce, "")
                 standing = self.standing or (Standing.PAID if transaction else Standing.UNUSED)
                 if standing is Standing.PAID:
-                    letter.answer(message, Sighting(standing, 101, transaction, 101, "0x" + "b1" * 32))
+                    letter.answer(message, Sighting(standing, 101, transaction, self.block, "0x" + "b1" * 32))
                 else:
                     letter.answer(message, Sighting(standing, 101))
+            case HasCode(address):
+                self.looks += 1
+                letter.answer(message, address in self.with_code)
+            case BlockTime():
+                letter.answer(message, self.block_time)
             case StillStands():
                 letter.answer(message, True)
             case _:
@@ -295,6 +312,7 @@ async def open_shop(
             idempotency=names,
             quota=quotas,
             operations=desk,
+            settlement=settlement,
             clock_ms=clock,
         )
         pipelines = {each.id: Pipeline.of(each, node) for each in table.values()}

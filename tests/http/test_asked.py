@@ -53,7 +53,7 @@ def what_is_wrong(content: bytes, *headers: tuple[str, str]) -> GatewayError | N
 
 def quoted(*, example: bool = False) -> Answer:
     operation = OPERATIONS["search.paid"]
-    quoting = Quoting(operation, TERMS, SECRETS, "v1", lambda: 1_795_816_156_000)
+    quoting = Quoting(operation, TERMS, SECRETS, "v1", lambda: 1_795_816_156_000, lambda: 100)
     valid = BodyValidator.of(operation).valid(BODY)
     problem = quoting.challenged(PaymentRequired(), quoting.offer(valid, example=example))
     return Answer(402, problem.headers, b"")

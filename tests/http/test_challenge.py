@@ -20,7 +20,7 @@ VALID = BodyValidator.of(OPERATION).valid(BODY)
 
 
 def quoting(terms: Terms = TERMS) -> Quoting:
-    return Quoting(OPERATION, terms, QuoteSecrets({"1": b"q" * 32}, "1"), "2026-07-25.3", lambda: NOW_MS)
+    return Quoting(OPERATION, terms, QuoteSecrets({"1": b"q" * 32}, "1"), "2026-07-25.3", lambda: NOW_MS, lambda: 100)
 
 
 def test_the_body_says_what_the_header_says() -> None:

@@ -14,7 +14,14 @@ from gateway.actors.operations.paying import MADE
 from gateway.actors.payment import Payment
 from gateway.actors.settlement import Sighting, Standing
 from gateway.actors.store import Statement
-from gateway.errors import ExecutionReconciliation, InternalError, SettlementFailed, SettlementPending
+from gateway.errors import (
+    ExecutionReconciliation,
+    InternalError,
+    PayerHasCode,
+    PaymentAlreadyBound,
+    SettlementFailed,
+    SettlementPending,
+)
 from gateway.registry import ledger
 from gateway.registry.payment.asset import Asset, usd
 from gateway.registry.receipts import timestamp
@@ -83,6 +90,8 @@ async def end(life: Life, around: Surroundings) -> None:
             statements.append(rows.hold_payer(payment.payer, life.owner, until=until))
     if isinstance(failure, ExecutionReconciliation):
         statements.append(rows.free_authorizations(life.owner))
+    elif isinstance(failure, PaymentAlreadyBound) and payment is not None:
+        statements.append(rows.free_authorization(life.owner, payment.key))
     made = _made(life)
     step = rows.end(
         life.owner,
@@ -123,7 +132,7 @@ def _settlement(life: Life, *, made: bool) -> str:
 def _let_us_down(life: Life) -> bool:
     """Return True if a payment failed to settle that was submitted; one that never was is not the payer's fault."""
     cancelled = life.sighting is not None and life.sighting.standing is Standing.CANCELLED
-    return isinstance(life.failure, SettlementFailed) and (life.sent or cancelled)
+    return isinstance(life.failure, SettlementFailed | PayerHasCode) and (life.sent or cancelled)
 
 
 def _sealed(life: Life) -> bytes:

@@ -43,7 +43,7 @@ class Event(Enum):
     VERIFIED = "the facilitator verified the payment"
     ALREADY_PAID = "the chain shows the payment made before it was settled here"
     VERIFIED_KEPT = "the payment is verified, and an earlier attempt kept the output"
-    REFUSED = "the facilitator refused the payment and the chain shows it unused or cancelled"
+    REFUSED = "the facilitator refused the payment and the chain shows it unused, cancelled or older than its quote"
     UNVERIFIABLE = "nobody could verify the payment"
     OVER_LIMIT = "with what other nodes claimed meanwhile, too much of this payer is unsettled"
     STARTED = "the execution may begin"

@@ -11,8 +11,19 @@ import trio
 from gateway.actors.failpoints import failpoint
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, pause
 from gateway.actors.operations.life import Event
+from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorError, Ref
-from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, Verdict, Verify
+from gateway.actors.settlement import (
+    BlockTime,
+    ChainUnavailable,
+    HasCode,
+    Look,
+    Settle,
+    Sighting,
+    Standing,
+    Verdict,
+    Verify,
+)
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.errors import (
     AuthorizationExpiresTooSoon,
@@ -21,6 +32,8 @@ from gateway.errors import (
     GatewayError,
     InsufficientFunds,
     OperatorNeeded,
+    PayerHasCode,
+    PaymentAlreadyBound,
     PaymentRejected,
     SettlementFailed,
     SettlementPending,
@@ -34,6 +47,8 @@ SETTLE_MARGIN_S = 15
 LOOKS_BEFORE_RESETTLING = 5
 LOOKS_BEFORE_GIVING_UP = 5
 UNTRACED_PATIENCE_S = 600
+OF_CODE = ("signature", "smart_wallet", "6492", "1271", "simulation")
+"""Parts of the reasons of facilitators that may be about a payer who has code."""
 MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
 
@@ -92,7 +107,7 @@ async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
         return _undecided(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
     match life.sighting.standing:
         case Standing.PAID | Standing.SHALLOW:
-            return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
+            return await _already_paid(life, around, life.sighting)
         case Standing.UNTRACED:
             return _undecided(life, "the authorization is spent on chain, and its transaction cannot be found yet")
         case Standing.DIVERTED:
@@ -104,20 +119,56 @@ async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
         case Standing.UNUSED if "nonce" in reason:
             return _unverifiable(life, f"the facilitator says {reason}, and the chain shows the nonce unused")
         case Standing.UNUSED:
-            life.failure = _meaning(reason)
+            life.failure = await _meaning(reason, life, around)
     life.failure.operation_id = life.operation_id
     return Event.REFUSED
 
 
-def _meaning(reason: str) -> GatewayError:
+async def _already_paid(life: Life, around: Surroundings, seen: Sighting) -> Event:
+    """Take a payment that somebody else submitted, unless it was made before its quote was issued.
+
+    Such a payment has bought something else, of which this store knows nothing if it was restored from a backup.
+    """
+    try:
+        earlier = life.credit is None and await _made_before_its_quote(life.paid_for(), around, seen)
+    except (ChainUnavailable, ActorError) as error:
+        return _undecided(life, f"the payment is made, and when cannot be read from the chain ({error})")
+    if not earlier:
+        return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
+    life.failure = PaymentAlreadyBound(
+        f"transaction {seen.transaction} made this payment before its quote was issued", operation_id=life.operation_id
+    )
+    life.sighting = None  # it pays nothing here, now or later
+    return Event.REFUSED
+
+
+async def _made_before_its_quote(payment: Payment, around: Surroundings, seen: Sighting) -> bool:
+    """Tell by the blocks; of a quote that does not say its block, by the clocks."""
+    number = seen.block_number or 0
+    if payment.quoted_head is not None:
+        return number <= payment.quoted_head
+    if not payment.quoted_at:
+        return False
+    return await desk(around).ask(BlockTime(number), within=30) < payment.quoted_at
+
+
+async def _meaning(reason: str, life: Life, around: Surroundings) -> GatewayError:
     if reason == "expires_too_soon":
         return AuthorizationExpiresTooSoon("the authorization does not outlive the run any more")
-    kind = PaymentRejected
+    why = f"the facilitator refused the payment: {reason}"
     if "insufficient" in reason:
-        kind = InsufficientFunds
-    elif reason.endswith("_signature"):
-        kind = SignatureInvalid
-    return kind(f"the facilitator refused the payment: {reason}")
+        return InsufficientFunds(why)
+    if any(each in reason for each in OF_CODE) and await _has_code(life, around):
+        return PayerHasCode(why)
+    return (SignatureInvalid if reason.endswith("_signature") else PaymentRejected)(why)
+
+
+async def _has_code(life: Life, around: Surroundings) -> bool:
+    """Return True if the chain shows that the payer has code: the token then asks that, not the payer's key."""
+    try:
+        return await desk(around).ask(HasCode(life.paid_for().payer), within=10)
+    except (ChainUnavailable, ActorError):
+        return False
 
 
 def _undecided(life: Life, why: str) -> Event:
@@ -199,7 +250,10 @@ async def look(life: Life, around: Surroundings) -> Event:
     except (ChainUnavailable, ActorError) as error:
         log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
         return Event.UNDECIDED
-    return _shown(life, around, life.sighting)
+    event = _shown(life, around, life.sighting)
+    if life.sighting.standing is Standing.EXPIRED and life.sent and await _has_code(life, around):
+        life.failure = PayerHasCode("the payment could not be settled", operation_id=life.operation_id)
+    return event
 
 
 def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:

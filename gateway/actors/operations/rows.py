@@ -237,6 +237,24 @@ def free_authorizations(owner: Owner) -> Statement:
     )
 
 
+def free_authorization(owner: Owner, key: tuple[int, str, str, str]) -> Statement:
+    """Return the statement that lets go of one payment, known by its `key`, that does not pay for this operation."""
+    chain_id, asset, authorizer, nonce = key
+    return Statement(
+        """
+        DELETE FROM authorizations WHERE operation_id = :operation_id
+            AND chain_id = :chain_id AND asset = :asset AND authorizer = :authorizer AND nonce = :nonce
+        """,
+        {
+            "operation_id": owner.operation_id,
+            "chain_id": chain_id,
+            "asset": asset,
+            "authorizer": authorizer,
+            "nonce": nonce,
+        },
+    )
+
+
 def resettle(owner: Owner, *, receipt_json: str, settled: Settled) -> Statement:
     """Return the statement that records another transaction for a receipted operation, after a reorganisation.
 

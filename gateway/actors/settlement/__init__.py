@@ -1,6 +1,8 @@
 """Settlement: the facilitator is asked, the chain decides."""
 
 from gateway.actors.settlement._actor import (
+    BlockTime,
+    HasCode,
     Look,
     Message,
     Settle,
@@ -10,15 +12,18 @@ from gateway.actors.settlement._actor import (
     Wanted,
     settlement,
 )
-from gateway.actors.settlement._chain import Chain, Sighting, Standing
+from gateway.actors.settlement._chain import Chain, Expiring, Sighting, Standing
 from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
 from gateway.actors.settlement._proof import Search
 from gateway.actors.settlement._rpc import ChainUnavailable
 
 __all__ = [
+    "BlockTime",
     "Chain",
     "ChainUnavailable",
+    "Expiring",
     "Facilitator",
+    "HasCode",
     "Look",
     "Message",
     "Search",

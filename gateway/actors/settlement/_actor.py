@@ -60,11 +60,25 @@ class StillStands(Ask[bool]):
 
 
 @attrs.frozen
+class BlockTime(Ask[int]):
+    """Ask when a block was made, in seconds since 1970; refused with `ChainUnavailable`."""
+
+    number: int
+
+
+@attrs.frozen
+class HasCode(Ask[bool]):
+    """Ask whether an account has code, so that its key alone signs nothing; refused with `ChainUnavailable`."""
+
+    address: str
+
+
+@attrs.frozen
 class Wanted:
     """Somebody met a closed path: probe again soon."""
 
 
-Message = Verify | Settle | Look | StillStands | Wanted
+Message = Verify | Settle | Look | StillStands | BlockTime | HasCode | Wanted
 
 
 @attrs.define
@@ -155,6 +169,10 @@ class _Desk:
                     letter.answer(message, await self.look(payment, from_block, hints))
                 case StillStands(transaction, block_hash):
                     letter.answer(message, await self.chain.still_stands(transaction, block_hash))
+                case BlockTime(number):
+                    letter.answer(message, await self.chain.timestamp(number))
+                case HasCode(address):
+                    letter.answer(message, await self.chain.has_code(address))
                 case Wanted():
                     self.wanted.set()
         except ChainUnavailable as reason:

@@ -39,6 +39,10 @@ COOL_OFF_S = 15.0
 TRAILS_KEPT = 1_024
 
 
+class Expiring(ChainUnavailable):
+    """The authorization was unused when it expired a moment ago; a reorganisation may still make room for it."""
+
+
 class Standing(Enum):
     """What the chain says of an authorization."""
 
@@ -176,6 +180,24 @@ class Chain:
 
         return await self._first(one)
 
+    async def has_code(self, address: str) -> bool:
+        """Return True if an account has code, a delegation (EIP-7702) included; raises `ChainUnavailable`."""
+
+        async def one(end_point: EndPoint) -> bool:
+            head, _ = await self._head_and(end_point)
+            return bool(await end_point.code(address, head.block_hash))
+
+        return await self._first(one)
+
+    async def timestamp(self, number: int) -> int:
+        """Return the time of a block, in seconds since 1970; raises `ChainUnavailable`."""
+
+        async def one(end_point: EndPoint) -> int:
+            await self._head_and(end_point)
+            return await end_point.timestamp(number)
+
+        return await self._first(one)
+
     async def _first(self, ask: Callable[[EndPoint], Awaitable[T]]) -> T:
         """Return the first answer that an end point gives."""
         reason = ChainUnavailable("rpc_not_configured")
@@ -221,7 +243,7 @@ class Chain:
         if head.timestamp >= search.valid_before + EXPIRY_MARGIN_S:
             return Sighting(Standing.EXPIRED, head.number)
         if head.timestamp >= search.valid_before:
-            raise ChainUnavailable("authorization_expiring")
+            raise Expiring("authorization_expiring")
         self._must_be_fresh(head)
         return Sighting(Standing.UNUSED, head.number)
 

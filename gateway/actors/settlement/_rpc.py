@@ -203,6 +203,11 @@ class EndPoint:
                 raise Unusable("rpc_garbage")
             return int.from_bytes(answer, "big")
 
+    async def code(self, address: str, block_hash: str) -> bytes:
+        """Return the code of an account in a block, which is empty where only a key controls it."""
+        with checked():
+            return bytes(await self.web3.eth.get_code(AsyncWeb3.to_checksum_address(address), _pinned(block_hash)))
+
     async def reads_at(self, block_hash: str) -> None:
         """Find out whether it can read at a block named by hash; raises `ChainUnavailable` if it cannot."""
         try:

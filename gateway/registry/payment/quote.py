@@ -1,7 +1,8 @@
 """Quotes that need no store: all that a redemption must know later travels in a token under an HMAC.
 
-A token reads `q1~kid~ulid~operation~amount~priceVersion~issuedAt~ttl~flag~requestHash~mac`, in characters that need no
+A token reads `q1~kid~ulid~operation~amount~priceVersion~issuedAt~ttl~head~requestHash~mac`, in characters that need no
 escape in JSON, in a URL or in a header.  The HMAC-SHA256 covers that text and the seller's network, token and payee.
+`head` is `x` in a quote of the example, and `-` where the block is not known, as in the quotes of earlier releases.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _QUOTE_ID = re.compile(r"qt_[0-9A-HJKMNP-TV-Z]{26}")
 _REQUEST_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,48}")
+_HEAD = re.compile(r"[0-9]{1,15}")
 _KID = re.compile(r"[A-Za-z0-9._-]{1,16}")
 _MAX_TOKEN = 299
 _MIN_SECRET = 32
@@ -40,6 +42,7 @@ class Quote:
         issued_at: Unix seconds.
         expires_at: Unix seconds; from then on it is not honoured.
         example: made for the documented example in place of a body; never redeemable.
+        head: the latest block that the node knew then: a payment in it, or before it, was made for something else.
     """
 
     quote_id: str = attrs.field(validator=attrs.validators.matches_re(_QUOTE_ID))
@@ -50,6 +53,10 @@ class Quote:
     issued_at: int = attrs.field(validator=attrs.validators.ge(0))
     expires_at: int
     example: bool = False
+    head: int | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional([attrs.validators.ge(0), attrs.validators.lt(10**15)]),
+    )
 
 
 @attrs.frozen
@@ -93,7 +100,7 @@ class QuoteSecrets:
                 quote.price_version,
                 str(quote.issued_at),
                 str(quote.expires_at - quote.issued_at),
-                "x" if quote.example else "-",
+                _written(quote),
                 _base64url(bytes.fromhex(quote.request_hash.removeprefix("sha256:"))),
             )
         )
@@ -120,7 +127,7 @@ class QuoteSecrets:
         secret = self.secrets.get(parts[1])
         if secret is None or not hmac.compare_digest(mac, _quote_mac(secret, text, terms)):
             raise QuoteInvalid
-        _, _, ulid, operation, amount, price_version, issued_at, ttl, flag, request_hash = parts
+        _, _, ulid, operation, amount, price_version, issued_at, ttl, head, request_hash = parts
         return Quote(
             quote_id=f"qt_{ulid}",
             operation=operation,
@@ -129,7 +136,8 @@ class QuoteSecrets:
             price_version=price_version,
             issued_at=int(issued_at),
             expires_at=int(issued_at) + int(ttl),
-            example=flag == "x",
+            example=head == "x",
+            head=int(head) if _HEAD.fullmatch(head) else None,
         )
 
     def challenge_id(self, bound: str) -> str:
@@ -141,6 +149,13 @@ class QuoteSecrets:
         claimed = challenge_id.encode()
         made = [hmac.compare_digest(claimed, _challenge_mac(key, bound).encode()) for key in self.secrets.values()]
         return any(made)
+
+
+def _written(quote: Quote) -> str:
+    """Write the block that a quote was made at; releases that do not know it read it as no example."""
+    if quote.example:
+        return "x"
+    return "-" if quote.head is None else str(quote.head)
 
 
 def _base64url(raw: bytes) -> str:

@@ -32,7 +32,9 @@ from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Event, Inbox, Letter, Ref, Runtime, open_runtime
 from gateway.actors.settlement import (
+    BlockTime,
     ChainUnavailable,
+    HasCode,
     Look,
     Settle,
     Sighting,
@@ -135,6 +137,8 @@ class Chain:
     late: list[tuple[float, Payment]] = attrs.field(factory=list)
     cancelled: set[Key] = attrs.field(factory=set)
     diverted: set[Key] = attrs.field(factory=set)
+    times: dict[int, int] = attrs.field(factory=dict)
+    with_code: set[str] = attrs.field(factory=set)
     transfers: Counter[Key] = attrs.field(factory=Counter)
     gate: trio.Event | None = None
     verifying: trio.Event = attrs.field(factory=trio.Event)
@@ -159,6 +163,12 @@ class Chain:
                     letter.answer(message, await self.settle(payment))
                 case Look():
                     letter.answer(message, self.look(message))
+                case BlockTime(number):
+                    self.fault()
+                    letter.answer(message, self.times[number])
+                case HasCode(address):
+                    self.fault()
+                    letter.answer(message, address in self.with_code)
                 case StillStands(transaction, block_hash):
                     self.watched.append(message)
                     self.fault()

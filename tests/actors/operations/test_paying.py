@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -18,6 +19,8 @@ from gateway.errors import (
     FacilitatorUnavailable,
     InsufficientFunds,
     OperatorNeeded,
+    PayerHasCode,
+    PaymentAlreadyBound,
     PaymentRejected,
     PaymentRequired,
     SettlementFailed,
@@ -26,6 +29,7 @@ from gateway.errors import (
 )
 from tests.actors.operations.scene import (
     PRICE,
+    START_MS,
     Node,
     Scene,
     all_of,
@@ -128,6 +132,83 @@ async def test_a_payment_that_somebody_else_submitted_is_served_once_and_not_sub
         assert ended.receipt["settlement"]["transaction"] == scene.chain.mined[paid_by.key][0]
     assert scene.chain.submitted == []
     assert len(scene.executor.runs) == 1
+
+
+async def test_a_payment_that_was_made_before_its_quote_buys_nothing(scene: Scene, autojump_clock: MockClock) -> None:
+    bought = payment()
+    scene.chain.mine(bought)
+    async with scene.node() as node:
+        for blocks_later, key in enumerate(("a-first-key-of-a-thief", "a-second-key-of-a-thief")):
+            quoted = attrs.evolve(bought, quote_id="qt_of_a_thief", quoted_head=scene.chain.head + blocks_later)
+            with pytest.raises(PaymentAlreadyBound, match="before its quote"):
+                await node.call(order(key, quoted))
+        found = await node.store.fetch("SELECT DISTINCT state, settlement, transaction_hash FROM operations")
+        assert found == [("failed", "not_settled", None)]
+        assert await node.count("authorizations") == 0
+        # whoever bought with it, and is unknown to this store, is served with the quote of then
+        ended = await node.call(order(paid_by=attrs.evolve(bought, quoted_head=scene.chain.head - 1)))
+        assert ended.receipt["settlement"]["transaction"] == scene.chain.mined[bought.key][0]
+    assert (len(scene.executor.runs), scene.chain.submitted) == (1, [])
+
+
+@pytest.mark.parametrize(("made_s", "earlier"), [(-1, True), (0, False), (3, False)])
+async def test_a_quote_that_does_not_say_its_block_is_held_against_the_time_of_the_payments(
+    scene: Scene, autojump_clock: MockClock, made_s: int, *, earlier: bool
+) -> None:
+    paid_by = payment(quoted_at=START_MS // 1000)
+    scene.chain.mine(paid_by)
+    scene.chain.times[scene.chain.head] = START_MS // 1000 + made_s
+    async with scene.node() as node:
+        told = await outcome_of(partial(node.call, order(paid_by=paid_by)))
+    assert isinstance(told, PaymentAlreadyBound if earlier else Ended)
+
+
+async def test_a_payment_whose_block_cannot_be_read_is_looked_at_again(scene: Scene, autojump_clock: MockClock) -> None:
+    paid_by = payment(quoted_at=START_MS // 1000)
+    scene.chain.mine(paid_by)
+    scene.chain.times[scene.chain.head] = START_MS // 1000 + 1
+    scene.chain.looks.extend([Standing.PAID, "away"])
+    async with scene.node() as node:
+        assert isinstance(await outcome_of(partial(node.call, order(paid_by=paid_by))), SettlementPending)
+        assert isinstance(await node.call(order(paid_by=paid_by)), Ended)
+
+
+async def test_a_result_that_was_kept_is_not_bought_with_a_payment_from_before_its_quote(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["dropped"] * 60)
+    async with scene.node(payer_hold_s=0.0) as node:
+        assert isinstance(await outcome_of(partial(node.call, order(paid_by=payment()))), SettlementPending)
+        await until(lambda: failed(node))
+        old = payment()
+        scene.chain.mine(old)
+        with pytest.raises(PaymentAlreadyBound):
+            await node.call(order(paid_by=attrs.evolve(old, quoted_head=scene.chain.head)))
+
+
+@pytest.mark.parametrize(("has_code", "kind"), [(True, PayerHasCode), (False, SignatureInvalid)])
+async def test_a_refused_signature_of_an_account_with_code_is_told_as_that(
+    scene: Scene, autojump_clock: MockClock, *, has_code: bool, kind: type[PaymentRequired]
+) -> None:
+    scene.chain.verdicts.append(refused("invalid_exact_evm_payload_signature"))
+    paid_by = payment()
+    if has_code:
+        scene.chain.with_code.add(paid_by.payer)
+    async with scene.node() as node:
+        with pytest.raises(kind):
+            await node.call(order(paid_by=paid_by))
+
+
+async def test_a_payment_of_an_account_with_code_that_never_settles_is_told_as_that(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["refused"] * 60)
+    paid_by = payment()
+    scene.chain.with_code.add(paid_by.payer)
+    async with scene.node(settle_wait_s=600.0) as node:
+        told = await outcome_of(partial(node.call, order(paid_by=paid_by), wait_s=600.0))
+        assert isinstance(told, PayerHasCode)
+        assert await node.count("payer_holds") == 1
 
 
 async def test_a_payment_that_somebody_else_submitted_too_shallow_waits_for_its_depth(

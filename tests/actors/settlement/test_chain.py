@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.settlement import Chain, ChainUnavailable, Search, Sighting, Standing
+from gateway.actors.settlement import Chain, ChainUnavailable, Expiring, Search, Sighting, Standing
 from gateway.actors.settlement._chain import COOL_OFF_S, EXPIRY_MARGIN_S, HINTS_READ, OLDEST_HEAD_S, SEEN_FOR_S
 from gateway.actors.settlement._trail import CALLS_A_LOOK
 from gateway.registry.http_call import (
@@ -142,6 +142,8 @@ async def test_an_expiry_counts_when_the_chain_is_well_past_it(scene: Scene) -> 
     for moment in (0, 2, EXPIRY_MARGIN_S - 2):
         scene.toy.mine_until(scene.search.valid_before + moment)
         assert await scene.reason() == "authorization_expiring"
+        with pytest.raises(Expiring):
+            await scene.look()
     scene.toy.mine_until(scene.search.valid_before + EXPIRY_MARGIN_S)
     assert await scene.standing() is Standing.EXPIRED
 
@@ -200,6 +202,24 @@ async def test_two_payments_of_one_payer_in_one_transaction_are_two(scene: Scene
     for number, standing in ((1, Standing.PAID), (2, Standing.PAID), (3, Standing.DIVERTED), (4, Standing.UNUSED)):
         scene.search = attrs.evolve(scene.search, nonce=nonce_of(number))
         assert [await scene.standing(), await scene.standing(name)] == [standing] * 2
+
+
+# -- accounts and blocks -----------------------------------------------------------------------------------------------
+
+
+async def test_an_account_with_code_is_told_from_one_without(scene: Scene) -> None:
+    assert not await scene.chain.has_code(PAYER)
+    scene.end_point.codes[PAYER.lower()] = "0xef0100" + "11" * 20
+    assert await scene.chain.has_code(PAYER)
+    scene.end_point.chain_id = 1
+    with pytest.raises(ChainUnavailable, match="rpc_wrong_chain"):
+        await scene.chain.has_code(PAYER)
+
+
+async def test_a_block_tells_its_time(scene: Scene) -> None:
+    assert await scene.chain.timestamp(7) == scene.toy.time(7)
+    with pytest.raises(ChainUnavailable):
+        await scene.chain.timestamp(scene.toy.head + 1)
 
 
 # -- hints -------------------------------------------------------------------------------------------------------------

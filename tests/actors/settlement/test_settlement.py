@@ -16,8 +16,10 @@ from trio.testing import MockClock
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorDown, Ref, Runtime, open_runtime
 from gateway.actors.settlement import (
+    BlockTime,
     ChainUnavailable,
     Facilitator,
+    HasCode,
     Look,
     Message,
     Settle,
@@ -242,6 +244,8 @@ async def test_letters_are_answered_by_facilitator_and_chain(autojump_clock: Moc
         assert (seen.standing, seen.transaction) == (Standing.PAID, name)
         assert scene.path.head == scene.toy.head
         assert await scene.ref.ask(StillStands(name, scene.toy.hash(scene.toy.head)))
+        assert await scene.ref.ask(BlockTime(scene.toy.head)) == scene.toy.time()
+        assert await scene.ref.ask(HasCode(PAYER)) is False
 
 
 async def test_a_chain_that_cannot_be_read_refuses_the_letter_and_crashes_nothing(autojump_clock: MockClock) -> None:

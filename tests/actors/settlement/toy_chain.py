@@ -142,6 +142,7 @@ class ToyEndPoint:
     twists: dict[str, Twist] = attrs.field(factory=dict)
     http: Callable[[HttpCall, dict[str, Any]], HttpAnswer] | None = None
     asked: list[tuple[str, Any]] = attrs.field(factory=list)
+    codes: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def head(self) -> int:
@@ -183,6 +184,10 @@ class ToyEndPoint:
     def eth_getBalance(self, _address: str, block: Any) -> str:  # noqa: N802
         self._at(block)
         return "0x0"
+
+    def eth_getCode(self, address: str, block: Any) -> str:  # noqa: N802
+        self._at(block)
+        return self.codes.get(address.lower(), "0x")
 
     def eth_call(self, call: Any, block: Any) -> str:
         number = self._at(block)

@@ -15,17 +15,26 @@ TERMS = Terms(ASSET, "0x90F79bf6EB2c4f870365E785982E1f101E93b906", "https://gate
 SECRETS = QuoteSecrets({"k1": b"1" * 32, "k0": b"0" * 32}, "k1")
 
 names = st.text("abcXYZ019._:-", min_size=1, max_size=48)
-quotes = st.builds(
-    Quote,
-    quote_id=st.from_regex(r"qt_[0-9A-HJKMNP-TV-Z]{26}", fullmatch=True),
-    operation=names,
-    request_hash=st.binary(min_size=32, max_size=32).map(lambda raw: "sha256:" + raw.hex()),
-    amount=st.integers(0, 10**18),
-    price_version=names,
-    issued_at=st.integers(0, 2**40),
-    expires_at=st.integers(0, 2**41),
-    example=st.booleans(),
-)
+heads = st.none() | st.integers(0, 10**15 - 1)
+quotes = st.tuples(st.booleans(), heads).flatmap(lambda kind: _quotes(*kind))
+
+
+def _quotes(example: bool, head: int | None) -> st.SearchStrategy[Quote]:
+    """A quote of the example is never redeemed, so it does not say its block."""
+    return st.builds(
+        Quote,
+        quote_id=st.from_regex(r"qt_[0-9A-HJKMNP-TV-Z]{26}", fullmatch=True),
+        operation=names,
+        request_hash=st.binary(min_size=32, max_size=32).map(lambda raw: "sha256:" + raw.hex()),
+        amount=st.integers(0, 10**18),
+        price_version=names,
+        issued_at=st.integers(0, 2**40),
+        expires_at=st.integers(0, 2**41),
+        example=st.just(example),
+        head=st.just(None if example else head),
+    )
+
+
 bounded = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 
 
@@ -51,6 +60,18 @@ def test_a_token_altered_in_any_character_is_invalid(quote: Quote, data: st.Data
     letter = data.draw(st.sampled_from([other for other in "aZ0~-." if other != token[place]]))
     with pytest.raises(QuoteInvalid):
         SECRETS.open(token[:place] + letter + token[place + 1 :], TERMS)
+
+
+def test_a_quote_of_a_release_that_said_no_block_still_opens(quote: Quote) -> None:
+    old = attrs.evolve(quote, head=None)
+    token = SECRETS.seal(old, TERMS)
+    assert token.split("~")[8] == "-"
+    assert SECRETS.open(token, TERMS) == old
+
+
+def test_a_release_that_knows_no_block_reads_a_quote_that_says_it_as_no_example(quote: Quote) -> None:
+    token = SECRETS.seal(attrs.evolve(quote, head=46_000_000), TERMS)
+    assert (token.split("~")[0], len(token.split("~")), token.split("~")[8]) == ("q1", 11, "46000000")
 
 
 @pytest.mark.parametrize(
