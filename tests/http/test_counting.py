@@ -64,8 +64,8 @@ async def test_a_payment_that_is_refused_without_asking_anybody_costs_no_attempt
     async with open_shop(tmp_path, limits=LIMITS | {"payment_attempts": 1}) as shop:
         quoted = await shop.post(key=KEY)
         for _ in range(3):
-            answer = await shop.post(key=KEY, headers=PAYER.x402(quoted, value=5999))
-            assert (answer.status, answer.code) == (402, "amount_mismatch")
+            answer = await shop.post(key=KEY, headers=PAYER.x402(quoted, to=OTHER_PAYER.address))
+            assert (answer.status, answer.code) == (402, "recipient_mismatch")
         assert (await shop.buy(key=KEY)).status == 200
 
 
