@@ -7,7 +7,6 @@ mppx differ), so both are accepted: each binds the signature to one challenge.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -29,17 +28,17 @@ from gateway.errors import (
 )
 from gateway.registry.payment.asset import checksum
 from gateway.registry.payment.authorization import Authorization, parse_authorization, recover
-from gateway.registry.payment.members import json_object, members, optional_text, text
+from gateway.registry.payment.members import json_object, members, optional_text, text, unbase64
 from gateway.registry.payment.quote import Quote, QuoteSecrets
 from gateway.registry.payment.terms import Credential, Offer, Terms
 
+CREDENTIAL: Final = "the Payment credential"
 MAX_CREDENTIAL: Final = 16 * 1024
 """Longest `Authorization` value that is decoded, in characters."""
 
 _METHOD: Final = "evm"
 _INTENT: Final = "charge"
 _SOURCE = re.compile(r"did:pkh:eip155:([1-9][0-9]{0,15}):(0x[0-9a-fA-F]{40})")
-_BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 
 
 def challenge(offer: Offer, secrets: QuoteSecrets) -> str:
@@ -75,7 +74,7 @@ def decode_authorization(value: str, terms: Terms, secrets: QuoteSecrets) -> Cre
         MalformedCredential: it is no credential of the scheme (400).
         PaymentRefused: another method, credential type or kind of signature than this node takes (402).
     """
-    credential = json_object(_token(value))
+    credential = json_object(unbase64(_token(value), CREDENTIAL), CREDENTIAL)
     echo = _Echo.read(members(credential, "challenge"))
     if (echo.method, echo.intent) != (_METHOD, _INTENT):
         raise ChallengeInvalid("the only challenge on offer is of method evm, intent charge")
@@ -155,7 +154,7 @@ class _Echo:
     def quote_token(self) -> str | None:
         """Our quote in an echoed `opaque`; one that is not ours has none."""
         try:
-            quote = json_object(_unbase64url(self.opaque)).get("quote")
+            quote = json_object(unbase64(self.opaque, "opaque")).get("quote")
         except MalformedCredential:
             return None
         return quote if isinstance(quote, str) else None
@@ -203,26 +202,13 @@ def _refuse_other_types(payload: Mapping[str, Any]) -> None:
         raise TransferMethodUnsupported
 
 
-def _token(value: str) -> bytes:
+def _token(value: str) -> str:
     if len(value) > MAX_CREDENTIAL:
-        raise MalformedCredential(f"the credential is longer than {MAX_CREDENTIAL} characters")
+        raise MalformedCredential(f"{CREDENTIAL} is longer than {MAX_CREDENTIAL} characters")
     scheme, _, token = value.strip(" \t").partition(" ")
     if scheme.lower() != "payment":
         raise MalformedCredential("the credential is not of the Payment scheme")
-    return _unbase64url(token.strip(" \t"))
-
-
-def _unbase64url(token: str) -> bytes:
-    if _BASE64URL.fullmatch(token) is None:
-        raise MalformedCredential("the credential is not base64url")
-    bare = token.rstrip("=").translate(_TO_STANDARD)
-    try:
-        return binascii.a2b_base64(bare + "=" * (-len(bare) % 4), strict_mode=True)
-    except ValueError:
-        raise MalformedCredential("the credential is not base64url") from None
-
-
-_TO_STANDARD = str.maketrans("-_", "+/")
+    return token.strip(" \t")
 
 
 def _charge_request(amount: int, terms: Terms) -> str:

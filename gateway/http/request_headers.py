@@ -21,7 +21,8 @@ from gateway.registry.sealing import caller_network
 
 KEY_LENGTHS = (8, 128)
 MAX_WAIT_S = 25.0
-OBSOLETE = ("x-payment", "x-402-payment", "x-402-receipt")
+X402_V1 = "x-payment"
+OBSOLETE = ("x-402-payment", "x-402-receipt")
 QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
 UTF_8 = re.compile(r"(?:\s*charset\s*=\s*\"?utf-?8\"?\s*;?)+\s*", re.IGNORECASE)
 BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?\Z")
@@ -108,7 +109,10 @@ class PaymentHeader:
 def payment_header(headers: Headers) -> PaymentHeader | None:
     """Return the one payment credential of a request.
 
-    Raises `PaymentHeaderConflict` where there is more than one, `PaymentHeaderObsolete` for headers of older protocols.
+    Headers of older protocols are ignored beside a current one that says the same.  The proof of x402 version 1 is so
+    beside one of version 2 whatever it says, for it never reads the same: clients that send both mean one payment.
+
+    Raises `PaymentHeaderConflict` where there is more than one, `PaymentHeaderObsolete` for an older one that counts.
     """
     signatures = [PaymentHeader("x402", value) for value in values(headers, "payment-signature")]
     credentials = [
@@ -120,10 +124,15 @@ def payment_header(headers: Headers) -> PaymentHeader | None:
     found = signatures + credentials
     if len(found) > 1:
         raise PaymentHeaderConflict
-    obsolete = [name for name in OBSOLETE if values(headers, name)]
-    if obsolete:
-        raise PaymentHeaderObsolete(f"{obsolete[0]} belongs to an older protocol")
-    return found[0] if found else None
+    current = found[0] if found else None
+    for name in (X402_V1, *OBSOLETE):
+        said = values(headers, name)
+        if not said or (current is not None and all(value == current.value for value in said)):
+            continue
+        if name != X402_V1 or not signatures:
+            beside = "" if current is None else ", and says something else than the current one"
+            raise PaymentHeaderObsolete(f"{name} belongs to an older protocol{beside}")
+    return current
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -1,12 +1,13 @@
 """The wire form of x402 version 2, scheme `exact`, EIP-3009 transfers only: three headers of base64 over JSON.
 
+Written in standard base64 with padding, read in base64 and base64url, padded or not.
+
 Source: the x402 specification (x402-specification-v2, transports-v2/http, schemes/exact/scheme_exact_evm).
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,10 +23,13 @@ from gateway.registry.payment.members import (
     members,
     optional_members,
     optional_text,
+    present,
     text,
+    unbase64,
 )
 from gateway.registry.payment.terms import Accepted, Credential, Offer, Terms
 
+HEADER: Final = "PAYMENT-SIGNATURE"
 MAX_CREDENTIAL: Final = 16 * 1024
 """Longest `PAYMENT-SIGNATURE` that is decoded, in characters."""
 
@@ -71,14 +75,17 @@ def decode_payment_signature(value: str, terms: Terms) -> Credential:
         MalformedCredential: it is no x402 version 2 payload of an EIP-3009 authorization (400).
         PaymentRefused: the transfer method or kind of signature is one that this node does not take (402).
     """
-    payload = json_object(_unbase64(value))
+    if len(value) > MAX_CREDENTIAL:
+        raise MalformedCredential(f"{HEADER} is longer than {MAX_CREDENTIAL} characters")
+    payload = json_object(unbase64(value, HEADER), HEADER)
     if payload.get("x402Version") != 2:
         raise MalformedCredential("x402Version is not 2")
     signed = members(payload, "payload")
     accepted = _accepted(members(payload, "accepted"))
     _refuse_other_methods(signed, accepted)
     authorization = parse_authorization(members(signed, "authorization"), signed.get("signature"))
-    extensions = optional_members(payload, "extensions") or {}
+    extensions = present(optional_members(payload, "extensions") or {})
+    resource = optional_members(payload, "resource")
     return Credential(
         protocol="x402",
         asset=terms.asset,
@@ -88,7 +95,7 @@ def decode_payment_signature(value: str, terms: Terms) -> Credential:
         max_timeout_seconds=accepted.max_timeout_seconds,
         payment_id=_payment_id(extensions),
         accepted=accepted,
-        resource=optional_members(payload, "resource"),
+        resource=None if resource is None else present(resource),
         extensions={name: extensions[name] for name in (PAYMENT_IDENTIFIER, BAZAAR) if name in extensions},
     )
 
@@ -106,18 +113,6 @@ def payment_response(*, payer: str, transaction: str, network: str, amount: int 
     return encode(settled if amount is None else {**settled, "amount": str(amount)})
 
 
-def _unbase64(value: str) -> bytes:
-    if len(value) > MAX_CREDENTIAL:
-        raise MalformedCredential(f"the credential is longer than {MAX_CREDENTIAL} characters")
-    try:
-        raw = binascii.a2b_base64(value)
-    except ValueError:
-        raise MalformedCredential("the credential is not base64") from None
-    if binascii.b2a_base64(raw, newline=False) != value.encode():
-        raise MalformedCredential("the credential is not standard base64 with padding")
-    return raw
-
-
 def _accepted(fields: Mapping[str, Any]) -> Accepted:
     return Accepted(
         scheme=text(fields, "scheme"),
@@ -126,13 +121,13 @@ def _accepted(fields: Mapping[str, Any]) -> Accepted:
         amount=text(fields, "amount"),
         pay_to=text(fields, "payTo"),
         max_timeout_seconds=integer(fields, "maxTimeoutSeconds"),
-        extra=optional_members(fields, "extra") or {},
+        extra=present(optional_members(fields, "extra") or {}),
     )
 
 
 def _refuse_other_methods(signed: Mapping[str, Any], accepted: Accepted) -> None:
     method = accepted.extra.get("assetTransferMethod", "eip3009")
-    if method == "permit2" or "permit2Authorization" in signed:
+    if method == "permit2" or signed.get("permit2Authorization") is not None:
         raise Permit2Unsupported
     if method != "eip3009":
         raise TransferMethodUnsupported

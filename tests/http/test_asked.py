@@ -171,7 +171,7 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert answer.pointers == ["", "", "/a~1b~0c", "/language", "/maxResults", "/query", "/synthesize"]
     assert [each["detail"] for each in answer.json["errors"][:2]] == [
         "the header Idempotency-Key is required",
-        "the credential is not standard base64 with padding",
+        "PAYMENT-SIGNATURE is neither base64 nor base64url",
     ]
 
 

@@ -366,6 +366,25 @@ def test_a_value_that_is_no_credential_is_malformed(value: str) -> None:
         decode_authorization(value, TERMS, SECRETS)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("respell", [base64.b64encode, base64.urlsafe_b64encode])
+def test_both_alphabets_are_read_padded_or_not(
+    header: str, offer: Offer, respell: Callable[[bytes], bytes], *, padded: bool
+) -> None:
+    for width in range(3):  # every number of padding characters
+        credential = credential_of(header) | {"more": "?>~" * 20 + "x" * width}
+        text = respell(json.dumps(credential).encode()).decode()
+        accept(f"Payment {text if padded else text.rstrip('=')}", offer)
+
+
+@pytest.mark.parametrize("path", [("source",), ("challenge", "digest"), ("challenge", "header")])
+def test_a_null_member_is_as_absent(header: str, offer: Offer, path: tuple[str, ...]) -> None:
+    credential = credential_of(header)
+    place = credential if len(path) == 1 else credential[path[0]]
+    place[path[-1]] = None
+    accept(wire(credential), offer)
+
+
 def test_a_receipt_reads_back_in_the_stock_client() -> None:
     parsed = pympp.Receipt.from_payment_receipt(receipt("0x" + "ab" * 32, 1_795_816_156, "id", 8453))
     assert parsed.reference == "0x" + "ab" * 32

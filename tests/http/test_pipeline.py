@@ -503,6 +503,9 @@ async def test_a_payment_of_another_request_is_a_conflict(tmp_path: Path) -> Non
         ({"valid_before": int(time.time()) + 5}, "authorization_expires_too_soon"),
         ({"valid_before": int(time.time()) + 40_000}, "authorization_expires_too_late"),
         ({"valid_after": int(time.time()) + 600}, "authorization_not_yet_valid"),
+        ({"valid_before": 2**256 - 1}, "authorization_expires_too_late"),
+        ({"valid_after": 2**256 - 1}, "authorization_not_yet_valid"),
+        ({"value": 2**256 - 1}, "amount_mismatch"),
     ],
 )
 async def test_a_wrong_payment_is_refused_here_with_a_fresh_challenge(

@@ -148,6 +148,40 @@ def test_headers_of_older_protocols_are_named(name: str) -> None:
         payment_header([(name, "whatever")])
 
 
+@pytest.mark.parametrize("name", ["x-payment", "x-402-payment", "x-402-receipt"])
+@pytest.mark.parametrize("current", ["payment-signature", "authorization", "payment-authorization"])
+def test_a_header_of_an_older_protocol_is_ignored_beside_a_current_one_that_says_the_same(
+    name: str, current: str
+) -> None:
+    value = "abc" if current == "payment-signature" else "Payment abc"
+    header = payment_header([(name, f" {value} "), (current, value)])
+    assert header is not None
+    assert header.value == value
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("x-402-payment", "a"), ("payment-signature", "b")],
+        [("x-402-receipt", "b"), ("payment-signature", "b"), ("x-402-receipt", "a")],
+        [("x-402-receipt", "b"), ("payment-signature", "b"), ("x-402-payment", "a")],
+        [("x-402-payment", "abc"), ("authorization", "Payment abc")],
+        [("x-payment", "a"), ("authorization", "Payment b")],
+        [("x-payment", "a"), ("authorization", "Basic a")],
+        [("x-payment", "a"), ("x-402-payment", "a")],
+    ],
+)
+def test_a_header_of_an_older_protocol_is_named_where_it_says_something_else(headers: list[tuple[str, str]]) -> None:
+    with pytest.raises(PaymentHeaderObsolete):
+        payment_header(headers)
+
+
+def test_the_proof_of_version_1_is_ignored_beside_one_of_version_2() -> None:
+    header = payment_header([("x-payment", "v1"), ("payment-signature", "v2"), ("x-payment", "again")])
+    assert header is not None
+    assert (header.protocol, header.value) == ("x402", "v2")
+
+
 def test_a_credential_is_never_shown() -> None:
     assert "secret" not in repr(payment_header([("payment-signature", "secret")]))
 

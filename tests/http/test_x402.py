@@ -214,7 +214,6 @@ def changed(payload: dict[str, Any], *path: str, to: Any) -> str:
         (("accepted", "extra", "assetTransferMethod"), "permit2", Permit2Unsupported),
         (("payload", "permit2Authorization"), {}, Permit2Unsupported),
         (("accepted", "extra", "assetTransferMethod"), "erc7710", TransferMethodUnsupported),
-        (("accepted", "extra", "assetTransferMethod"), None, TransferMethodUnsupported),
         (("payload", "signature"), "0x" + "11" * 70, Erc1271Unsupported),
         (("payload", "signature"), "0x" + "11" * 65 + "6492" * 16, Erc6492Unsupported),
         (("payload", "signature"), "0x" + "11" * 64, SignatureInvalid),
@@ -251,6 +250,39 @@ def test_the_order_and_spacing_of_members_do_not_matter(payload: dict[str, Any],
     assert decode_payment_signature(spelled, TERMS) == decode_payment_signature(paid, TERMS)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("respell", [base64.b64encode, base64.urlsafe_b64encode])
+def test_both_alphabets_are_read_padded_or_not(
+    payload: dict[str, Any], respell: Callable[[bytes], bytes], *, padded: bool
+) -> None:
+    for width in range(3):  # every number of padding characters
+        content = json.dumps(payload | {"more": "?>~" * 20 + "x" * width}, ensure_ascii=False).encode()
+        text = respell(content).decode()
+        read = decode_payment_signature(text if padded else text.rstrip("="), TERMS)
+        assert read == decode_payment_signature(encode(payload), TERMS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("resource", "iconUrl"),
+        ("resource", "tags"),
+        ("resource",),
+        ("extensions",),
+        ("extensions", "bazaar"),
+        ("extensions", "payment-identifier"),
+        ("accepted", "outputSchema"),
+        ("accepted", "extra", "assetTransferMethod"),
+        ("accepted", "extra", "name2"),
+        ("payload", "permit2Authorization"),
+    ],
+)
+def test_a_null_member_is_as_absent(payload: dict[str, Any], offer: Offer, path: tuple[str, ...]) -> None:
+    sent = decode_payment_signature(changed(payload, *path, to=None), TERMS)
+    check(sent, offer.quote, offer, now=int(time.time()))
+    assert b"null" not in orjson.dumps(sent.facilitator_body())
+
+
 def test_a_payment_of_another_token_names_another_signer(payload: dict[str, Any]) -> None:
     sepolia = attrs.evolve(ASSET, network="eip155:84532", chain_id=84532, name="USDC")
     other = decode_payment_signature(encode(payload), attrs.evolve(TERMS, asset=sepolia))
@@ -261,7 +293,7 @@ def test_a_payment_of_another_token_names_another_signer(payload: dict[str, Any]
     "respell",
     [
         lambda text: "",
-        lambda text: text[:-1],
+        lambda text: text.rstrip("=")[:-1],
         lambda text: text[:100] + "\n" + text[100:],
         lambda text: text + "====",
         lambda text: " " + text,

@@ -14,7 +14,15 @@ import attrs
 from coincurve import PublicKey
 from eth_hash.auto import keccak
 
-from gateway.errors import Erc1271Unsupported, Erc6492Unsupported, MalformedCredential, SignatureInvalid
+from gateway.errors import (
+    AmountMismatch,
+    AuthorizationExpiresTooLate,
+    AuthorizationNotYetValid,
+    Erc1271Unsupported,
+    Erc6492Unsupported,
+    MalformedCredential,
+    SignatureInvalid,
+)
 from gateway.registry.payment.asset import Asset, address_word, checksum
 from gateway.registry.payment.members import text
 
@@ -22,8 +30,13 @@ _TYPE = keccak(
     b"TransferWithAuthorization(address from,address to,uint256 value,"
     b"uint256 validAfter,uint256 validBefore,bytes32 nonce)"
 )
-_ATOMIC = re.compile(r"0|[1-9][0-9]{0,76}")
+_ATOMIC = re.compile(r"0|[1-9][0-9]{0,77}")
 _NONCE = re.compile(r"0x[0-9a-fA-F]{64}")
+_OVER_UINT256 = {
+    "value": AmountMismatch,
+    "validAfter": AuthorizationNotYetValid,
+    "validBefore": AuthorizationExpiresTooLate,
+}
 _SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2})+")
 _ERC6492_MAGIC = bytes.fromhex("6492" * 16)
 _CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -101,6 +114,8 @@ def parse_authorization(fields: Mapping[str, Any], signature: Any) -> Authorizat
 
     Raises:
         MalformedCredential: a member is missing, no string, or not in its one allowed spelling.
+        AmountMismatch, AuthorizationNotYetValid, AuthorizationExpiresTooLate: the number is over uint256, so that no
+            signature of it can be made.
         SignatureInvalid: 64-byte (EIP-2098) signature, another `v` than 0, 1, 27, 28, or an `s` that the token refuses.
         Erc6492Unsupported, Erc1271Unsupported: the signature is a contract's.
     """
@@ -125,8 +140,11 @@ def _address(fields: Mapping[str, Any], name: str) -> str:
 def _atomic(fields: Mapping[str, Any], name: str) -> int:
     digits = text(fields, name)
     if _ATOMIC.fullmatch(digits) is None:
-        raise MalformedCredential(f"{name} is not a plain decimal string of at most 77 digits")
-    return int(digits)
+        raise MalformedCredential(f"{name} is not a plain decimal string of at most 78 digits")
+    number = int(digits)
+    if number >= 2**256:
+        raise _OVER_UINT256[name](f"{name} is over the largest uint256")
+    return number
 
 
 def _nonce(fields: Mapping[str, Any]) -> bytes:

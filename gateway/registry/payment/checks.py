@@ -115,7 +115,7 @@ def _check_transfer(authorization: Authorization, quote: Quote, offer: Offer) ->
 
 
 def _check_times(authorization: Authorization, offer: Offer, now: int) -> None:
-    if authorization.valid_after > now:
+    if authorization.valid_after >= now:  # the chain takes it only in a block that is later than this
         raise AuthorizationNotYetValid
     if authorization.valid_before < now + offer.deadline_s + RUN_MARGIN_S:
         raise AuthorizationExpiresTooSoon

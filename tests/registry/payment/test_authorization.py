@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import (
+    AmountMismatch,
+    AuthorizationExpiresTooLate,
+    AuthorizationNotYetValid,
     Erc1271Unsupported,
     Erc6492Unsupported,
     GatewayError,
@@ -196,7 +199,7 @@ def test_no_log_of_an_authorization_shows_its_signature(authorization: Authoriza
         ("value", "6000\n"),
         ("value", "6_000"),
         ("value", "٦"),
-        ("value", "1" * 78),
+        ("value", "1" * 79),
         ("validAfter", "00"),
         ("validBefore", "9" * 100_000),
         ("nonce", "0x" + "a" * 63),
@@ -228,9 +231,29 @@ def test_a_missing_member_is_malformed(signed: Signed, name: str) -> None:
         parse_authorization(fields, signature)
 
 
-def test_the_largest_value_has_77_digits(signed: Signed) -> None:
-    fields, signature = signed(value="9" * 77)
-    assert parse_authorization(fields, signature).value == 10**77 - 1
+@pytest.mark.parametrize("name", ["value", "validAfter", "validBefore"])
+def test_the_largest_number_is_that_of_uint256(asset: Asset, signed: Signed, name: str) -> None:
+    fields, signature = signed(**{name: str(2**256 - 1)})
+    largest = parse_authorization(fields, signature)
+    assert largest.fields()[name] == str(2**256 - 1)
+    assert recover(asset, largest) == largest.authorizer
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("value", AmountMismatch),
+        ("validAfter", AuthorizationNotYetValid),
+        ("validBefore", AuthorizationExpiresTooLate),
+    ],
+)
+@pytest.mark.parametrize("number", [str(2**256), "9" * 78])
+def test_a_number_over_uint256_is_refused_by_what_it_means(
+    signed: Signed, name: str, refusal: type[GatewayError], number: str
+) -> None:
+    fields, signature = signed()
+    with pytest.raises(refusal, match="over the largest uint256"):
+        parse_authorization({**fields, name: number}, signature)
 
 
 @pytest.mark.parametrize(

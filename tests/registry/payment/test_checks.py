@@ -123,7 +123,8 @@ def test_a_signature_that_is_not_the_authorizers_is_refused(pay: Pay, quote: Quo
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        ({"validAfter": 0}, None),
+        ({"validAfter": -1}, None),
+        ({"validAfter": 0}, AuthorizationNotYetValid),
         ({"validAfter": 1}, AuthorizationNotYetValid),
         ({"validBefore": 12 + 15}, None),
         ({"validBefore": 12 + 14}, AuthorizationExpiresTooSoon),
