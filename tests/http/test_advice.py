@@ -168,6 +168,7 @@ TELLS = {
     "Attempt": 1,
     "ChainUnavailable": 0,
     "Closed": 0,
+    "Expiring": 0,
     "Failed": 1,
     "ModelFailed": 0,
     "SetupFailed": 0,
