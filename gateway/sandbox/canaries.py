@@ -22,6 +22,7 @@ from gateway.sandbox.artifacts import Artifact, Skip
 from gateway.sandbox.limits import Limits
 from gateway.sandbox.outcome import Ending, Outcome
 from gateway.sandbox.run_result import RunResult
+from gateway.sandbox.starter import environment
 
 Judge = Callable[[RunResult], str | None]
 """Returns None where the result proves what it should, else what was seen."""
@@ -185,7 +186,7 @@ CANARIES: Sequence[Canary] = (
                 "filter": "2",
                 "capabilities": "0 0 0 0 0",
                 "processes": "1 2 self thread-self",
-                "environment": {"PATH": "/usr/bin", "HOME": "/scratch", "TMPDIR": "/scratch", "PWD": "/scratch"},
+                "environment": dict(each.decode().split("=", 1) for each in environment(SMALL.memory_bytes)),
                 "files": [],
             }
         ),

@@ -58,7 +58,13 @@ IDENTITY: dict[str, Any] = {
     "filter": "2",
     "capabilities": "0 0 0 0 0",
     "processes": "1 2 self thread-self",
-    "environment": {"PATH": "/usr/bin", "HOME": "/scratch", "TMPDIR": "/scratch", "PWD": "/scratch"},
+    "environment": {
+        "PATH": "/usr/bin",
+        "HOME": "/scratch",
+        "TMPDIR": "/scratch",
+        "PWD": "/scratch",
+        "NODE_OPTIONS": "--max-old-space-size=36 --max-semi-space-size=4",
+    },
     "files": [],
 }
 WRITES: dict[str, Any] = {

@@ -77,8 +77,9 @@ class TestARun:
             ).stdout
         )
         environment = {"PATH": "/usr/bin", "HOME": "/scratch", "TMPDIR": "/scratch", "PWD": "/scratch"}
+        environment["NODE_OPTIONS"] = "--max-old-space-size=176 --max-semi-space-size=16"
         assert told[:2] == [environment, "/scratch"]
-        assert told[2] == ["dev", "etc", "lib", "lib64", "out", "proc", "scratch", "usr"]
+        assert told[2] == ["dev", "etc", "lib", "lib64", "out", "proc", "scratch", "tmp", "usr"]
         assert told[3] == ["fd", "full", "null", "random", "stderr", "stdin", "stdout", "urandom", "zero"]
         assert told[4] == ["1", "2", "self", "thread-self"]
         assert told[6:] == [65534, [65534], 0o022, "sandbox"]
