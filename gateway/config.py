@@ -6,9 +6,11 @@ that names it, from the working directory where the environment does.  The secti
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,6 +54,9 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "GATEWAY_"
+TABLE = re.compile(r"\s*(\[\[?)\s*([\w.\s-]+?)\s*\]")
+KEY = re.compile(r"\s*([\w-]+)\s*=")
+SECRET = re.compile(r"key|token|secret|password")
 
 
 class ConfigurationError(Exception):
@@ -83,9 +88,11 @@ def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Con
     environment = os.environ if environment is None else environment
     source = str(path) if path else "defaults"
     tree: dict[str, Any] = {}
+    text = ""
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            tree = tomllib.loads(text)
         except OSError as error:
             raise ConfigurationError(source, [Violation("", f"cannot be read: {error.strerror}")]) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -100,12 +107,14 @@ def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Con
     try:
         return structure(tree, source)
     except ConfigurationError as error:
-        raise ConfigurationError(source, [_with_variable(each, named) for each in error.violations]) from error
+        lines = lines_of(text)
+        placed = [_with_line(_with_variable(each, named), lines, named) for each in error.violations]
+        raise ConfigurationError(source, placed) from error
 
 
 def structure(tree: Mapping[str, Any], source: str = "defaults") -> Configuration:
     """Structure and check a configuration tree; raises `ConfigurationError`."""
-    shape = [Violation(f"/{name}", "unknown section") for name in tree if name not in SECTIONS]
+    shape = [Violation(f"/{name}", _unknown("section", name, SECTIONS)) for name in tree if name not in SECTIONS]
     shape += [
         Violation(f"/{name}", "must be a table")
         for name in tree
@@ -166,6 +175,43 @@ def _with_variable(violation: Violation, named: Mapping[str, str]) -> Violation:
         ):
             return Violation(at, f"{violation.detail} ({variable})")
     return violation
+
+
+def _with_line(violation: Violation, lines: Mapping[str, int], named: Mapping[str, str]) -> Violation:
+    """Say in which line of the file the member stands, unless the environment set it."""
+    line = lines.get(violation.pointer)
+    if line is None or violation.pointer in named:
+        return violation
+    return Violation(violation.pointer, f"{violation.detail} (line {line})")
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """Return where the tables and keys of a TOML file stand: the number of the line by the pointer.
+
+    It is a hint for people: a key that is written in another way (quoted, dotted, in an inline table) has none.
+    """
+    found: dict[str, int] = {}
+    listed: dict[str, int] = {}
+    at = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if table := TABLE.match(line):
+            at = "/" + "/".join(part.strip() for part in table[2].split("."))
+            if table[1] == "[[":
+                listed[at] = listed.get(at, -1) + 1
+                at = f"{at}/{listed[at]}"
+            found.setdefault(at, number)
+        elif key := KEY.match(line):
+            found.setdefault(f"{at}/{key[1]}", number)
+    return found
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Say that nothing has this name, and what may be meant."""
+    file = next((each for each in ("key_file", "password_file") if each in known), None)
+    if file is not None and SECRET.search(name):
+        return f"unknown {what}; a secret is the path of a file: {file}"
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"unknown {what}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _is_text(section: str, key: str) -> bool:
@@ -243,7 +289,8 @@ def _violations(error: BaseException, pointer: str) -> list[Violation]:
         for inner in bare:
             found += _violations(inner, pointer)
     elif isinstance(error, ForbiddenExtraKeysError):
-        found += [Violation(f"{pointer}/{name}", "unknown key") for name in sorted(error.extra_fields)]
+        known = {field.name for field in attrs.fields(error.cl)}
+        found += [Violation(f"{pointer}/{name}", _unknown("key", name, known)) for name in sorted(error.extra_fields)]
     elif isinstance(error, KeyError):
         found.append(Violation(pointer, "is required"))
     else:

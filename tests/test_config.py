@@ -231,7 +231,40 @@ def test_a_text_in_the_environment_is_taken_as_it_is(raw: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(tmp_path: Path, text: str, pointer: str, detail: str) -> None:
+    found = dict(violations(text, tmp_path))
+    assert found[pointer].partition(" (line ")[0].partition(";")[0] == detail
+
+
+@pytest.mark.parametrize(
+    ("text", "pointer", "detail"),
+    [
+        ("\n[node]\nlistn = []", "/node/listn", "unknown key; did you mean listen? (line 3)"),
+        ("[serch]\n", "/serch", "unknown section; did you mean search? (line 1)"),
+        (
+            "[[ai.route]]\nmodel = 'a/b'\nkind = 'openai'\n\n[[ai.route]]\nmodel = 'a/b'\napi_key = 'x'",
+            "/ai/route/1/api_key",
+            "unknown key; a secret is the path of a file: key_file (line 7)",
+        ),
+        (
+            "[store]\npassword = 'x'",
+            "/store/password",
+            "unknown key; a secret is the path of a file: password_file (line 2)",
+        ),
+        ("[node]\ndrain_s = 'x'  # soon", "/node/drain_s", "must be int, not str (line 2)"),
+        ("[quota]\n# [node]\npaid = -1", "/quota/paid", "must not be negative (line 3)"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_what_may_be_meant(
+    tmp_path: Path, text: str, pointer: str, detail: str
+) -> None:
     assert (pointer, detail) in violations(text, tmp_path)
+
+
+def test_what_the_environment_set_is_told_by_its_variable_and_no_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "[quota]\npaid = 1")
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, {"GATEWAY_QUOTA__PAID": "-1"})
+    assert [each.detail for each in caught.value.violations] == ["must not be negative (GATEWAY_QUOTA__PAID)"]
 
 
 def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
@@ -274,7 +307,7 @@ def test_a_file_that_cannot_be_read_or_is_no_toml_is_named(tmp_path: Path) -> No
 
 
 def test_a_variable_beside_a_section_that_is_no_table_crashes_nothing(tmp_path: Path) -> None:
-    assert ("/node", "must be a table") in violations("node = 3", tmp_path, {"GATEWAY_NODE__NAME": "x"})
+    assert ("/node", "must be a table (line 1)") in violations("node = 3", tmp_path, {"GATEWAY_NODE__NAME": "x"})
 
 
 def test_relative_paths_of_a_file_count_from_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,4 +357,4 @@ def test_an_error_says_which_file_and_where(tmp_path: Path) -> None:
     path = written(tmp_path, "[node]\nfoo = 1")
     with pytest.raises(ConfigurationError) as caught:
         load(path, {})
-    assert str(caught.value) == f"{path} /node/foo: unknown key"
+    assert str(caught.value) == f"{path} /node/foo: unknown key (line 2)"

@@ -6,8 +6,9 @@ A failure that a person can mend is one clear line on standard error; anything e
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -16,16 +17,27 @@ INTERRUPTED = 130
 
 
 class Stop(click.ClickException):
-    """Ends the command with a line on standard error and an exit code."""
+    """Ends the command with a line on standard error and an exit code.
 
-    def __init__(self, exit_code: int, message: str) -> None:
+    With `--json` it is a JSON document on standard output: `members` of the problem, `detail` and `exitCode`.
+    """
+
+    def __init__(self, exit_code: int, message: str, members: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+        self._members = dict(members or {})
+        context = click.get_current_context(silent=True)
+        self._as_json = context is not None and bool(context.params.get("as_json"))
 
     def show(self, file: object = None) -> None:
-        """Print the line."""
+        """Print it."""
         del file
-        click.echo(self.format_message(), err=True)
+        if self._as_json:
+            from gateway.commands.printing import document
+
+            document({"detail": self.message, **self._members, "exitCode": self.exit_code})
+        else:
+            click.echo(self.format_message(), err=True)
 
 
 @contextmanager
@@ -60,11 +72,17 @@ def _ending(error: BaseException) -> BaseException:
         case ConfigurationError():
             places = [f"{error.source}{' ' + each.pointer if each.pointer else ''}" for each in error.violations]
             lines = [f"{place}: {each.detail}" for place, each in zip(places, error.violations, strict=True)]
-            return Stop(USAGE, "\n".join(lines))
+            faults = [{"pointer": each.pointer, "detail": each.detail} for each in error.violations]
+            return Stop(USAGE, "\n".join(lines), {"code": "configuration_invalid", "errors": faults})
         case StoreRefused() | KeysRefused():
             return Stop(UNREACHABLE, str(error))
         case GatewayError():
-            return Stop(UNREACHABLE if error.status == 503 else CHECK_FAILED, f"{error.code}: {error.detail}")
+            members = {"code": error.code, "title": error.title, "status": error.status, "detail": error.detail}
+            members |= {
+                name: value for name, value in (("next", error.next), *error.extra.items()) if value is not None
+            }
+            code = UNREACHABLE if error.status == 503 else CHECK_FAILED
+            return Stop(code, f"{error.code}: {error.detail}", members)
         case KeyboardInterrupt():
             return SystemExit(INTERRUPTED)
         case OSError():

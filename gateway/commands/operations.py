@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gateway.commands import printing
 from gateway.commands.exits import CHECK_FAILED, USAGE, Stop, exit_codes
-from gateway.commands.options import CONFIG, JSON
+from gateway.commands.options import CONFIG, JSON, WIDE
+
+if TYPE_CHECKING:
+    from gateway.config import PaymentSection
 
 MOST = 1000
 TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
+UNITS = {"USD Coin": "USDC"}
+"""Symbols of tokens by the name in their EIP-712 domain, where they differ."""
 HEADINGS = {
     "operation": "operationId",
     "of": "operation",
@@ -36,8 +41,9 @@ def operations() -> None:
 @CONFIG
 @click.option("--state", metavar="STATE", help="Only these: a state, or open, settling, stuck.")
 @click.option("--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="At most so many.")
+@WIDE
 @JSON
-def list_operations(config_path: Path | None, *, state: str | None, limit: int, as_json: bool) -> None:
+def list_operations(config_path: Path | None, *, state: str | None, limit: int, wide: bool, as_json: bool) -> None:
     """List operations: those that wait for a decision, then those not settled, oldest first, then the newest."""
     with exit_codes():
         from gateway.config import load
@@ -47,12 +53,15 @@ def list_operations(config_path: Path | None, *, state: str | None, limit: int, 
         only = state.lower() if state else None
         if only is not None and only not in FILTERS:
             raise Stop(USAGE, f"no state is named {state!r}; there are {', '.join(FILTERS)}")
-        with open_store(load(config_path)) as store:
+        configuration = load(config_path)
+        with open_store(configuration) as store:
             found = listed(store.read(listing(only, limit)), limit)
+        payment = configuration.payment
     if as_json:
         printing.document({"operations": found})
     elif found:
-        printing.table(tuple(HEADINGS), [[each[name] for name in HEADINGS.values()] for each in found])
+        rows = [[_cell(each, name, payment) for name in HEADINGS.values()] for each in found]
+        printing.table(tuple(HEADINGS), rows, wide=wide)
     else:
         click.echo("no operations")
 
@@ -99,6 +108,17 @@ def resolve(operation_id: str, config_path: Path | None, *, why: str, paid_by: s
         printing.document(answer)
     else:
         click.echo(f"{answer['operationId']} is {answer['state']}")
+
+
+def _cell(shown: Mapping[str, Any], name: str, payment: PaymentSection) -> object:
+    """Return a member of an operation as the table shows it: an amount with its unit."""
+    if name != "amountAtomic":
+        return shown[name]
+    if shown["funding"] == "free":
+        return None
+    from gateway.registry.payment.asset import usd
+
+    return f"{usd(int(shown[name]), payment.decimals)} {UNITS.get(payment.asset_name, payment.asset_name)}"
 
 
 def _print(shown: Mapping[str, Any]) -> None:

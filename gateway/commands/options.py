@@ -17,6 +17,7 @@ CONFIG: Decorator = click.option(
     help="TOML file of the node; without it, defaults and GATEWAY_SECTION__KEY.",
 )
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+WIDE: Decorator = click.option("--wide", is_flag=True, help="Print ids and hashes whole, however wide the terminal is.")
 IMAGES: Decorator = click.option(
     "--images",
     type=click.Path(path_type=Path, file_okay=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import click
 
 WIDTH_OF_A_FILE = 240
+LONG_NAME = re.compile(r"(?:0x|sha256:|[a-z]{1,8}_)?[0-9A-Za-z]{20,}")
+"""An operationId, a hash, an address: they begin and end in ways that tell them apart."""
 
 
 def document(value: Any) -> None:
@@ -18,18 +21,33 @@ def document(value: Any) -> None:
     click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table on standard output; what is None shows as a dash."""
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bool = False) -> None:
+    """Print a table on standard output; what is None shows as a dash.
+
+    On a terminal that is too narrow for it, ids and hashes are shortened in the middle, and what is still too long is
+    cut at its end; a line never folds.  `wide` prints everything whole, as into a file.
+    """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    cells = [["-" if each is None else str(each) for each in row] for row in rows]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() and not wide else WIDTH_OF_A_FILE)
+    widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
+    if sys.stdout.isatty() and not wide and sum(widths) + 2 * len(widths) > console.width:
+        cells = [[shortened(each) for each in row] for row in cells]
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
-        shown.add_column(heading, overflow="fold")
-    for row in rows:
-        shown.add_row(*(Text("-" if each is None else str(each)) for each in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE).print(shown)
+        shown.add_column(heading, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
+    for row in cells:
+        shown.add_row(*map(Text, row))
+    console.print(shown)
+
+
+def shortened(cell: str) -> str:
+    """Return an id or a hash without its middle, everything else as it is."""
+    return f"{cell[:9]}…{cell[-5:]}" if LONG_NAME.fullmatch(cell) else cell
 
 
 def members(values: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from gateway.commands import printing
 from gateway.commands.exits import CHECK_FAILED, exit_codes, leave
-from gateway.commands.options import CONFIG, JSON
+from gateway.commands.options import CONFIG, JSON, WIDE
 
 WHY = "what can be sold is proved by the running node"
 OPEN = frozenset({"available", "degraded"})
@@ -33,8 +33,9 @@ def registry() -> None:
 
 @registry.command("list")
 @CONFIG
+@WIDE
 @JSON
-def list_routes(config_path: Path | None, *, as_json: bool) -> None:
+def list_routes(config_path: Path | None, *, wide: bool, as_json: bool) -> None:
     """List every route: what it is to, whether it can be sold now, until when that is proved, or why it is closed.
 
     --json tells of the last day of each as well.
@@ -47,7 +48,7 @@ def list_routes(config_path: Path | None, *, as_json: bool) -> None:
     if as_json:
         printing.document(told)
     elif told["routes"]:
-        _print(told["routes"])
+        _print(told["routes"], wide=wide)
     else:
         click.echo("no routes")
 
@@ -57,7 +58,7 @@ def list_routes(config_path: Path | None, *, as_json: bool) -> None:
 @CONFIG
 @JSON
 def probe(route_or_model: str | None, config_path: Path | None, *, as_json: bool) -> None:
-    """Probe the route ID, all routes to the model ID, or everything, now, and show what is proved then.
+    """Probe the route ID, all routes to the model or alias ID, or everything, now, and show what is proved then.
 
     Exit code 1 when what was probed is closed: a route, or a model none of whose routes is open.
     """
@@ -82,5 +83,5 @@ def closed(routes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if name not in open_]
 
 
-def _print(routes: Sequence[Mapping[str, Any]]) -> None:
-    printing.table(tuple(HEADINGS), [[each.get(name) for name in HEADINGS.values()] for each in routes])
+def _print(routes: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
+    printing.table(tuple(HEADINGS), [[each.get(name) for name in HEADINGS.values()] for each in routes], wide=wide)

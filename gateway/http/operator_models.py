@@ -27,6 +27,7 @@ from gateway.errors import Violation
 from gateway.http import strict_json
 from gateway.http.server import GatewayApp
 from gateway.registry.ai.adapter import ModelRoute
+from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.qualification import Evidence, Proofs, State, proof_basis, proved_at
 from gateway.registry.receipts import timestamp
 from gateway.registry.spells import COARSE_MS, FINE_MS, Spell
@@ -151,7 +152,9 @@ async def _probe(registry: Registry, wanted: str | None) -> Sequence[Evidence]:
     ids: list[str | None] = [None]
     if wanted is not None:
         routes = dict.fromkeys([*registry.proofs.snapshot(), *registry.routed])
-        ids = [each for each in routes if wanted == each or wanted == _model(registry.routed.get(each))]
+        alias = CATALOG.get(wanted)
+        meant = {wanted, *(alias.candidates if alias else ())}
+        ids = [each for each in routes if wanted == each or _model(registry.routed.get(each)) in meant]
         if not ids:
             raise errors.NotFound(f"no route is named {wanted}, nor is one configured to a model of that name")
     found: dict[str, Evidence] = {}

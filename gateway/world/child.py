@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from gateway.config import ENVIRONMENT_PREFIX
 from gateway.world.leash import leashed
 
 GRACE_S = 5.0
@@ -104,7 +105,7 @@ async def open_child(
 
     Its standard error (and its output, unless `read`) is appended to `log`.  `last_signal` is what the kernel sends it
     when the world is killed.  A terminal's Ctrl-C does not reach it: it is a session of its own, so that the world ends
-    its parts in its own order.
+    its parts in its own order.  `GATEWAY_SECTION__KEY` of the environment configures other nodes and does not reach it.
     """
     # Started from this thread and not from a worker's: the leash follows the thread that forked (prctl(2)).
     with log.open("ab") as sink:
@@ -113,6 +114,7 @@ async def open_child(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if read else sink,
             stderr=sink,
+            env={name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)},
             start_new_session=True,
         )
     pidfd = os.pidfd_open(process.pid)

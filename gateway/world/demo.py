@@ -161,6 +161,10 @@ class Demonstration:
             if self.options.stay:
                 for node in sellers:
                     self.report.say(f"{node.name} is process {node.pid}, its log {node.log}")
+                config = sellers[0].config
+                self.report.say(f"look at it: ./run registry list --config {config}")
+                self.report.say(f"            ./run operations list --config {config}")
+                self.report.say(f"            ./run ledger verify --chain --config {config}")
                 self.report.say("the world stays up until Ctrl-C")
                 await trio.sleep_forever()
             nursery.cancel_scope.cancel()

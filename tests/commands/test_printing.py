@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import re
 
 import pytest
 
@@ -26,3 +28,39 @@ def test_members_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a       1\nlonger  -\n"
     printing.members({})
     assert capsys.readouterr().out == ""
+
+
+OPERATION = "op_01M8JCJQGH0XXGAMTTH12X78DS"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed_on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, *, wide: bool = False) -> list[str]:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [[OPERATION, "search.paid", "RECEIPTED", "0.006000 USDC", "0x" + "ab" * 32]]
+    printing.table(("operation", "of", "state", "amount", "transaction"), rows, wide=wide)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in terminal.getvalue().splitlines()]
+
+
+def test_a_narrow_terminal_shows_short_ids_and_never_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, row = printed_on_a_terminal(monkeypatch, 80)
+    assert row.split() == ["op_01M8JC…X78DS", "search.paid", "RECEIPTED", "0.006000", "USDC", "0xabababa…babab"]
+
+
+@pytest.mark.parametrize(("columns", "wide"), [(200, False), (80, True)])
+def test_a_wide_table_has_whole_ids(monkeypatch: pytest.MonkeyPatch, columns: int, wide: bool) -> None:
+    _, row = printed_on_a_terminal(monkeypatch, columns, wide=wide)
+    assert row.split()[0] == OPERATION
+    assert row.split()[-1] == "0x" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "cell", ["search.paid", "huggingfacetb/smollm2-135m-instruct", "2026-11-28T00:47:38.000Z", "-"]
+)
+def test_what_is_no_id_is_not_shortened(cell: str) -> None:
+    assert printing.shortened(cell) == cell
