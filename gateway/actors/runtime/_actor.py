@@ -7,7 +7,6 @@ import contextvars
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, TypeVar, final
 
@@ -138,7 +137,7 @@ class Actor(Generic[M]):
     serving: bool = False
     defect: Exception | None = None
     context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
-    recent: deque[float] = attrs.field(factory=deque)  # crashes within the window
+    in_a_row: int = 0  # crashes since it was last steady
     handled: int = 0
     withdrawn: int = 0
     overloaded: int = 0
@@ -146,11 +145,11 @@ class Actor(Generic[M]):
     waited: float = 0.0
     crashes: int = 0
     last_error: str | None = None
-    ruin: Exception | None = None  # the crash it gave up after
+    ruin: Exception | None = None  # the crash that ends the runtime
     starting: trio.TaskStatus[None] | None = None
 
     async def live(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the body, again and again, until it returns or gives up."""
+        """Run the body, again and again, until it returns; a crash is followed by another life."""
         self.starting = task_status
         here.set(self)
         self.context = contextvars.copy_context()
@@ -162,13 +161,12 @@ class Actor(Generic[M]):
                 raise RuntimeError(f"actor {self.name} ended before it was ready")
         except Exception as error:
             if self._unready or self.ruin is not None:
-                raise  # `Runtime.start` reports it, or it escalates
+                raise  # `Runtime.start` reports it, or it ends the runtime
             self._crash(error)  # while it was cancelled, which ends it anyway
         finally:
             self._fail(tuple(self.hand), ActorCrashed, None)
             self._turn_away()
-            if self.ruin is None:
-                self.enter(Phase.STOPPED)
+            self.enter(Phase.STOPPED)
             self.finished.set()
 
     async def _live_once(self) -> bool:
@@ -182,13 +180,10 @@ class Actor(Generic[M]):
             self._crash(error)
             if self._unready:
                 raise
-            delay = self._next_delay()
-            if delay is None:
+            if _among(error, self.restart.fatal):
                 self.ruin = error
-                self.enter(Phase.DOWN, cause=error)
-                if self.restart.escalate:
-                    raise
-                return False
+                raise
+            delay = self.restart.delay(self.in_a_row, self.rng)
             self.enter(Phase.WAITING, cause=error, delay=delay)
         else:
             return False
@@ -199,18 +194,11 @@ class Actor(Generic[M]):
         # One that is to stop comes back at once, and only for the mail it still has.
         return not self.closing.is_set() or self.receive.statistics().current_buffer_used > 0
 
-    def _next_delay(self) -> float | None:
-        now = trio.current_time()
-        self.recent.append(now)
-        while self.recent[0] <= now - self.restart.window:
-            self.recent.popleft()
-        if len(self.recent) > self.restart.limit:
-            return None
-        return self.restart.delay(len(self.recent), self.rng)
-
     def _crash(self, error: Exception) -> None:
+        steady = self.phase is Phase.READY and trio.current_time() >= self.since + self.restart.steady
+        self.in_a_row = 1 if steady else self.in_a_row + 1
         self.crashes += 1
-        self.last_error = repr(error)
+        self.last_error = repr(_only(error))
         self._fail(tuple(self.hand), ActorCrashed, error)
 
     @property
@@ -336,3 +324,17 @@ class Actor(Generic[M]):
             crashes=self.crashes,
             last_error=self.last_error,
         )
+
+
+def _among(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return True if an error is of these kinds, or a group that holds one."""
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(kinds) is not None if kinds else False
+    return isinstance(error, kinds)
+
+
+def _only(error: BaseException) -> BaseException:
+    """Return the one error of a group that holds no other: what a nursery made of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

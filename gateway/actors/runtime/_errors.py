@@ -25,7 +25,7 @@ class Overloaded(ActorError):
 
 
 class ActorDown(ActorError):
-    """The actor stopped, or gave up restarting, and never saw the message.  The last crash, if any, is `__cause__`."""
+    """The actor has stopped and never saw the message.  The crash that ends the runtime, if any, is `__cause__`."""
 
     what = "down"
 

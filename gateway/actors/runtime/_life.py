@@ -15,32 +15,29 @@ class Phase(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     WAITING = "waiting"  # between a crash and the next start
-    DOWN = "down"  # gave up
     STOPPED = "stopped"
 
 
 @attrs.frozen
 class Restart:
-    """How fast to come back after a crash, and when to stop trying.
+    """How fast to come back after a crash.  It never gives up: what an actor lacks may come back at any time.
 
     Attributes:
-        first: seconds before the first restart; each further crash within `window` doubles it.
+        first: seconds before the first restart; each further crash doubles it.
         ceiling: the longest delay, in seconds, before jitter.
         jitter: the share by which a delay varies up and down, 0 to 1.
-        limit: crashes within `window` that are forgiven; one more and the actor is down.
-        window: seconds after which a crash is forgotten.
-        escalate: end the runtime with the crash instead of going down alone.
+        steady: seconds of being ready after which earlier crashes are forgotten.
+        fatal: crashes that no restart mends: the first one ends the runtime.
     """
 
     first: float = attrs.field(default=0.1, validator=validators.ge(0))
-    ceiling: float = attrs.field(default=30.0, validator=validators.ge(0))
+    ceiling: float = attrs.field(default=5.0, validator=validators.ge(0))
     jitter: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(1)])
-    limit: int = attrs.field(default=5, validator=validators.ge(0))
-    window: float = attrs.field(default=60.0, validator=validators.gt(0))
-    escalate: bool = False
+    steady: float = attrs.field(default=60.0, validator=validators.gt(0))
+    fatal: tuple[type[Exception], ...] = ()
 
     def delay(self, crashes: int, rng: random.Random) -> float:
-        """Seconds to wait after the `crashes`-th crash within the window, counted from 1."""
+        """Seconds to wait after the `crashes`-th crash in a row, counted from 1."""
         doublings = min(crashes - 1, 64)  # beyond any ceiling, and far from overflow
         return min(self.first * 2.0**doublings, self.ceiling) * (1 + rng.uniform(-self.jitter, self.jitter))
 

@@ -413,63 +413,63 @@ async def test_a_body_that_returns_fails_what_it_left_unanswered() -> None:
         assert ref.health().phase is Phase.STOPPED
 
 
-async def test_backoff_doubles_then_gives_up_alone(autojump_clock: MockClock) -> None:
+async def test_backoff_doubles_up_to_its_ceiling_and_never_gives_up(autojump_clock: MockClock) -> None:
     events: list[Event] = []
-    restart = Restart(first=1.0, ceiling=3.0, jitter=0.0, limit=3)
+    restart = Restart(first=1.0, ceiling=3.0, jitter=0.0)
     async with open_runtime(observe=events.append) as runtime:
         ref = await runtime.start("counter", counter, restart=restart)
-        other = await runtime.start("other", counter)
-        for _ in range(4):
+        for _ in range(40):
             with pytest.raises(ActorCrashed):
                 await ref.ask(Add(1, boom=True), within=60)
-        await wait_all_tasks_blocked()
-        with pytest.raises(ActorDown) as caught:
-            await ref.ask(Add(1))
-        assert isinstance(caught.value.__cause__, ValueError)
-        assert await other.ask(Add(1)) == 1
-    assert [event.delay for event in events if event.delay is not None] == [1.0, 2.0, 3.0]
-    assert [event.phase for event in events if event.actor == "counter"][-1] is Phase.DOWN
+        assert await ref.ask(Add(1), within=60) == 1
+        assert ref.health().crashes == 40
+    assert [event.delay for event in events if event.delay is not None] == [1.0, 2.0, *[3.0] * 38]
 
 
-async def test_a_queue_is_turned_away_when_its_actor_gives_up(autojump_clock: MockClock) -> None:
+async def test_an_actor_whose_every_start_fails_serves_as_soon_as_one_succeeds(autojump_clock: MockClock) -> None:
+    fails_until = trio.current_time() + 600.0
+    began: list[float] = []
+
+    async def needy(inbox: Inbox[Add]) -> None:
+        began.append(trio.current_time())
+        if len(began) > 1 and trio.current_time() < fails_until:
+            raise OSError("no store")
+        await counter(inbox)
+
     async with open_runtime() as runtime:
-        ref = await runtime.start("counter", counter, restart=Restart(limit=0))
-        outcomes: list[Any] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(expect_crash, ref)
+        ref = await runtime.start("needy", needy)
+        await expect_crash(ref)
+        await trio.sleep(300)
+        health = ref.health()
+        assert (health.phase in {Phase.WAITING, Phase.STARTING}, health.last_error) == (True, "OSError('no store')")
+        assert await ref.ask(Add(1), within=1000) == 1
+        assert trio.current_time() <= fails_until + 6.0
+
+
+async def test_a_queue_is_turned_away_when_a_crash_ends_the_runtime(autojump_clock: MockClock) -> None:
+    outcomes: list[Any] = []
+    with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
+        async with trio.open_nursery() as outside, open_runtime() as runtime:
+            ref = await runtime.start("counter", counter, restart=Restart(fatal=(ValueError,)))
+            outside.start_soon(expect_crash, ref)
             await wait_all_tasks_blocked()
-            nursery.start_soon(outcome_of, partial(ref.ask, Add(7)), outcomes)
-        (down,) = outcomes
-        assert isinstance(down, ActorDown)
-        assert isinstance(down.__cause__, ValueError)
+            outside.start_soon(outcome_of, partial(ref.ask, Add(7)), outcomes)
+            await trio.sleep_forever()
+    (down,) = outcomes
+    assert isinstance(down, ActorDown)
+    assert isinstance(down.__cause__, ValueError)
 
 
-async def test_old_crashes_are_forgiven(autojump_clock: MockClock) -> None:
-    async with open_runtime() as runtime:
-        ref = await runtime.start("counter", counter, restart=Restart(limit=1, window=10))
+async def test_old_crashes_are_forgotten(autojump_clock: MockClock) -> None:
+    events: list[Event] = []
+    async with open_runtime(observe=events.append) as runtime:
+        ref = await runtime.start("counter", counter, restart=Restart(first=1.0, jitter=0.0, steady=10))
         for _ in range(3):
             with pytest.raises(ActorCrashed):
                 await ref.ask(Add(1, boom=True))
             await trio.sleep(20)
         assert await ref.ask(Add(1)) == 1
-
-
-async def test_a_crash_before_ready_on_a_restart_counts_too(autojump_clock: MockClock) -> None:
-    lives: list[None] = []
-
-    async def once(inbox: Inbox[Add]) -> None:
-        lives.append(None)
-        if len(lives) > 1:
-            raise OSError("no store")
-        await counter(inbox)
-
-    async with open_runtime() as runtime:
-        ref = await runtime.start("once", once, restart=Restart(limit=2))
-        with pytest.raises(ActorCrashed):
-            await ref.ask(Add(1, boom=True))
-        with pytest.raises(ActorDown):
-            await ref.ask(Add(1))
-        assert len(lives) == 3
+    assert [event.delay for event in events if event.delay is not None] == [1.0] * 3
 
 
 async def test_jitter_is_drawn_from_the_given_source(autojump_clock: MockClock) -> None:
@@ -491,27 +491,41 @@ def test_a_delay_stays_within_its_jitter_and_never_overflows() -> None:
         assert base * 0.75 <= restart.delay(crashes, rng) <= base * 1.25
 
 
-@pytest.mark.parametrize("wrong", [{"jitter": 2.0}, {"window": 0.0}, {"limit": -1}, {"first": -0.1}])
+@pytest.mark.parametrize("wrong", [{"jitter": 2.0}, {"steady": 0.0}, {"ceiling": -1}, {"first": -0.1}])
 def test_a_restart_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Restart(**wrong)
 
 
-async def test_escalation_ends_the_runtime(autojump_clock: MockClock) -> None:
+async def test_a_fatal_crash_ends_the_runtime(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(ValueError):
         async with open_runtime() as runtime:
-            ref = await runtime.start("counter", counter, restart=Restart(limit=0, escalate=True))
+            ref = await runtime.start("counter", counter, restart=Restart(fatal=(ValueError,)))
             with pytest.raises(ActorCrashed):
                 await ref.ask(Add(1, boom=True))
             await trio.sleep_forever()
 
 
-async def test_escalation_lets_the_other_actors_drain(autojump_clock: MockClock) -> None:
+async def test_a_fatal_crash_in_a_nursery_of_the_body_ends_the_runtime(autojump_clock: MockClock) -> None:
+    async def nested(inbox: Inbox[Add]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(counter, inbox)
+
+    with pytest.RaisesGroup(pytest.RaisesGroup(ValueError)):
+        async with open_runtime() as runtime:
+            ref = await runtime.start("counter", nested, restart=Restart(fatal=(ValueError,)))
+            with pytest.raises(ActorCrashed):
+                await ref.ask(Add(1, boom=True))
+            assert ref.health().last_error == "ValueError('boom')"
+            await trio.sleep_forever()
+
+
+async def test_a_fatal_crash_lets_the_other_actors_drain(autojump_clock: MockClock) -> None:
     log: list[int] = []
     with pytest.RaisesGroup(ValueError):
         async with open_runtime() as runtime:
             other = await runtime.start("other", partial(counter, log=log))
-            ref = await runtime.start("counter", counter, restart=Restart(limit=0, escalate=True))
+            ref = await runtime.start("counter", counter, restart=Restart(fatal=(ValueError,)))
             other.tell(Add(1, hold=2))
             other.tell(Add(2))
             ref.tell(Add(1, hold=1, boom=True))
@@ -868,7 +882,7 @@ async def test_asks_point_downward() -> None:
             letter.answer(letter.message, await later[0].ask(letter.message))
 
     async with open_runtime() as runtime:
-        ref = await runtime.start("low", low, restart=Restart(limit=0))
+        ref = await runtime.start("low", low)
         later.append(await runtime.start("high", counter))
         with pytest.raises(ActorCrashed) as caught:
             await ref.ask(Add(1))
