@@ -132,6 +132,6 @@ async def _migrate_server(
             settings.shown, f"{lost.reason.story} ({' '.join(lost.words.split())})", remedy(lost.reason)
         ) from lost
     except Rejected as rejected:
-        reason = rejected.rejection.reason
+        reason = rejected.rejection.failure.reason
         what = f"it cannot be migrated ({rejected.rejection.words})"
-        raise StoreRefused(settings.shown, what, remedy(reason) if reason else "Look at the server's log") from rejected
+        raise StoreRefused(settings.shown, what, remedy(reason)) from rejected

@@ -252,7 +252,7 @@ async def _faults(runtime: Runtime, store: Engine) -> list[dict[str, str]]:
     found = []
     health = await store.probe()
     if not health.writable:
-        found.append({"part": "store", "reason": str(health.reason or "unwritable")})
+        found.append({"part": "store", "reason": health.name or "unwritable"})
     found += [
         {"part": each.actor, "reason": each.phase.value} for each in runtime.health() if each.phase is not Phase.READY
     ]

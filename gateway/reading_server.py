@@ -13,7 +13,7 @@ from psycopg.pq import ExecStatus
 from gateway.actors.store.errors import StatementFailed, StoreRefused
 from gateway.actors.store.postgresql_blocking import Connection, connected, words
 from gateway.actors.store.postgresql_connection import Command
-from gateway.actors.store.postgresql_failures import reason_of
+from gateway.actors.store.postgresql_failures import Rejection, reason_of
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import Misused, command
 from gateway.actors.store.postgresql_values import Unreadable, rows_of
@@ -122,4 +122,4 @@ class ServerInReading:
             raise psycopg.OperationalError(words(error))
         if reason_of(error.sqlstate):
             raise error
-        raise StatementFailed(None, words(error))
+        raise Rejection(error.sqlstate, words(error)).failed(None)

@@ -197,7 +197,7 @@ async def _serve(letters: Sequence[Letter[Message]], store: Store) -> None:
         found = await store.look_up(queries)
     except StoreUnavailable as error:
         for letter in letters:
-            letter.refuse(type(error)(error.detail, extra=error.extra, retry_after=error.retry_after))
+            letter.refuse(StoreUnavailable(error.detail, extra=error.extra, retry_after=error.retry_after))
         return
     start = 0
     for letter, span in zip(letters, spans, strict=True):

@@ -167,7 +167,7 @@ async def _summary(inside: Inside) -> dict[str, Any]:
         "uptimeSeconds": (now - inside.started_at) // 1000,
         "store": {
             "writable": health.writable,
-            "reason": str(health.reason) if health.reason else None,
+            "reason": health.name or None,
             "since": timestamp(int(health.since * 1000)),
             "shared": inside.store.shared,
         },

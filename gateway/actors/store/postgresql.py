@@ -5,6 +5,8 @@ It needs of the server transactions, row locks and ON CONFLICT; LISTEN and NOTIF
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from gateway import __version__
 from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Runtime
 from gateway.actors.store import releases, schema
 from gateway.actors.store.asking import answered
-from gateway.actors.store.errors import Failure, Reason, StoreRefused
+from gateway.actors.store.errors import Failure, Reason, StatementFailed, StoreRefused
 from gateway.actors.store.postgresql_connecting import BY_INDEX, Road
 from gateway.actors.store.postgresql_connection import Connection
 from gateway.actors.store.postgresql_courier import Courier
@@ -32,7 +34,7 @@ from gateway.actors.store.postgresql_pool import Pool, Unavailable
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_writer import Asked, Result, Writer
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
-from gateway.actors.store.pulse import Committed, Observe, Pulse
+from gateway.actors.store.pulse import FRESH_S, Committed, Observe, Pulse
 from gateway.actors.store.topics import Topics
 from gateway.errors import StoreUnavailable
 
@@ -41,6 +43,16 @@ _MAILBOX = 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 2.0
 _BESIDE_S = 3.0
+
+# What every table needs: rows of some are never changed, and a role may have been denied that on purpose.
+_ACCESS = """
+    SELECT name, CASE WHEN to_regclass(name) IS NULL THEN 'missing' ELSE 'not permitted' END
+    FROM (VALUES {tables}) AS wanted(name)
+    WHERE CASE WHEN to_regclass(name) IS NULL THEN TRUE
+        ELSE NOT (has_table_privilege(name, 'SELECT') AND has_table_privilege(name, 'INSERT')) END
+"""
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -84,7 +96,7 @@ async def open_postgresql(
         with trio.CancelScope(shield=True):
             await link.leave()
         raise
-    yield PostgresqlStore(ref, actor, topics)
+    yield PostgresqlStore(ref, actor, topics, schema.tables(ours))
 
 
 async def _opened(
@@ -105,9 +117,9 @@ async def _opened(
             what = f"{settings.place} cannot be used: {error.reason.story} ({error.words})"
             raise StoreRefused(where, what, remedy(error.reason)) from error
         if isinstance(error, Rejected):
-            reason = error.rejection.reason
+            reason = error.rejection.failure.reason
             what = f"the server rejects what the node does first ({error.rejection.words})"
-            raise StoreRefused(where, what, remedy(reason or Reason.REFUSED)) from error
+            raise StoreRefused(where, what, remedy(reason)) from error
         raise
     return connection
 
@@ -116,10 +128,12 @@ async def _opened(
 class PostgresqlStore:
     """The `Engine` on a PostgreSQL database; made by `open_postgresql`."""
 
-    def __init__(self, writer: Ref[_Commit], actor: _WriterActor, topics: Topics) -> None:
+    def __init__(self, writer: Ref[_Commit], actor: _WriterActor, topics: Topics, tables: Sequence[str]) -> None:
         self._writer = writer
         self._actor = actor
         self._topics = topics
+        self._access = _ACCESS.format(tables=", ".join(f"('{name}')" for name in tables))
+        self._looked = -math.inf
 
     async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         """See `Store.commit`; waits up to 30 seconds.  No step is relaxed here: other nodes build on what they read."""
@@ -139,6 +153,9 @@ class PostgresqlStore:
             return await self._actor.pool.read(asked, patience=_PATIENCE_S)
         except Unavailable as unavailable:
             raise unavailable.failure.error() from unavailable
+        except StatementFailed as failed:
+            self._actor.pulse.refused(failed)
+            raise
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
         """See `Store.look_up`; all look-ups that wait share a round trip."""
@@ -151,6 +168,9 @@ class PostgresqlStore:
             return await self._actor.lookups.ask(asked, patience=_PATIENCE_S)
         except Unavailable as unavailable:
             raise unavailable.failure.error() from unavailable
+        except StatementFailed as failed:
+            self._actor.pulse.refused(failed)
+            raise
 
     def tell(self, *topics: str) -> None:
         """See `NodeStore.tell`."""
@@ -176,14 +196,30 @@ class PostgresqlStore:
         return self._actor.pulse.health
 
     async def probe(self) -> StoreHealth:
-        """See `Engine.probe`; waits up to 2 seconds."""
-        if self._actor.pulse.fresh:
-            return self.health
-        try:
-            await self._ask((), _PROBE_PATIENCE_S)
-        except StoreUnavailable as unavailable:
-            return attrs.evolve(self.health, writable=False, reason=Reason(unavailable.extra["reason"]))
+        """See `Engine.probe`; waits up to 2 seconds for a write, and as long for a look at the tables."""
+        if not self._actor.pulse.fresh:
+            try:
+                await self._ask((), _PROBE_PATIENCE_S)
+            except StoreUnavailable as unavailable:
+                if not self.health.writable:
+                    return self.health
+                return attrs.evolve(self.health, writable=False, reason=Reason.of(unavailable.extra["reason"]))
+        if trio.current_time() > self._looked + FRESH_S:
+            with trio.move_on_after(_PROBE_PATIENCE_S):
+                await self._look_at_tables()
         return self.health
+
+    async def _look_at_tables(self) -> None:
+        """Find tables that are missing or not permitted before a caller needs them."""
+        try:
+            found = await self._actor.pool.read([(self._access, {})], patience=_PROBE_PATIENCE_S)
+        except (StatementFailed, Unavailable) as error:
+            _log.debug("the tables cannot be looked at: %s", error)
+        else:
+            for name, lacks in found[0]:
+                reason = Reason.SCHEMA_MISSING if lacks == "missing" else Reason.PERMISSION_DENIED
+                self._actor.pulse.refused(StatementFailed(None, f"table {name} is {lacks}", reason))
+        self._looked = trio.current_time()
 
     async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:
         return await answered(self._writer.ask(_Commit(step, self._actor.link.member.tenure), within=within))
@@ -282,6 +318,9 @@ class _WriterActor:
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]
+        for result in results:
+            if isinstance(result, StatementFailed):
+                self.pulse.refused(result)
         if any(isinstance(result, list) for result in results):
             self.pulse.feel(None)
         elif failures:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 
 from gateway.actors.store.errors import Reason, StoreRefused
-from gateway.actors.store.postgresql_failures import code_of_refused_connection, reason_of, remedy
+from gateway.actors.store.postgresql_failures import code_of_refused_connection, reason_of, refusal_of, remedy
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.protocol import Row
 
@@ -49,7 +49,9 @@ def words(error: psycopg.Error) -> str:
 def _reason(error: psycopg.Error) -> Reason | None:
     """Why the server as a whole failed; None where a statement is at fault."""
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Reason.REFUSED
+        return Reason.PERMISSION_DENIED
     if error.sqlstate is not None:
         return reason_of(error.sqlstate)
-    return reason_of(code_of_refused_connection(str(error))) if isinstance(error, psycopg.OperationalError) else None
+    if not isinstance(error, psycopg.OperationalError):
+        return None
+    return refusal_of(code_of_refused_connection(str(error))).reason

@@ -25,6 +25,7 @@ from gateway.actors.store.postgresql_failures import (
     Rejection,
     code_of_refused_connection,
     reason_of,
+    refusal_of,
 )
 
 _BINARY = 1
@@ -339,8 +340,7 @@ async def connect(conninfo: str) -> Connection:
                     await trio.lowlevel.wait_writable(pgconn.socket)
                 case _:
                     words = pgconn.error_message.decode(errors="replace").strip()
-                    reason = reason_of(code_of_refused_connection(words)) or Reason.UNREACHABLE
-                    raise Disconnected(reason, words)
+                    raise Disconnected(refusal_of(code_of_refused_connection(words)).reason, words)
     except BaseException:
         with suppress(psycopg.Error, OSError):
             if pgconn.socket >= 0:

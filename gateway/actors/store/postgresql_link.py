@@ -200,6 +200,6 @@ class Link:
             case Disconnected():
                 failure = error.failure
             case _:
-                failure = Failure(error.rejection.reason or Reason.REFUSED)
+                failure = error.rejection.failure
         self.drop(failure)
         return failure

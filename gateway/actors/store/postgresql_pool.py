@@ -158,7 +158,7 @@ def results_of(outcomes: Sequence[Outcome]) -> list[list[Row]]:
         if isinstance(outcome, Rejection):
             reason = outcome.reason
             if reason is None or reason is Reason.READ_ONLY:
-                raise StatementFailed(index, outcome.words)
+                raise outcome.failed(index)
             raise Unavailable(Failure(reason))
         if outcome is None:
             raise Unavailable(Failure(Reason.STALLED))

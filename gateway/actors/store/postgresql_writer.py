@@ -200,7 +200,7 @@ class _Group:
                 case Rejection(sqlstate=code) if code in RETRIED:
                     continue
                 case _:
-                    return Failure(rejection.reason) if rejection.reason else StatementFailed(None, rejection.words)
+                    return Failure(rejection.reason) if rejection.reason else rejection.failed(None)
         return Failure(Reason.SLOW)
 
     async def _connection(self) -> Connection:
@@ -218,7 +218,7 @@ class _Group:
             return
         await self._run(connection, ROLLBACK)
         if isinstance(fenced, Rejection):
-            raise _Refused(Failure(fenced.reason or Reason.STALLED))
+            raise _Refused(fenced.failure)
         await self.link.expired()
         raise _Refused(Failure(Reason.LEASE_LOST))
 
@@ -281,7 +281,7 @@ def verdict(step: Ready, outcomes: Sequence[Outcome]) -> Result:
         if isinstance(outcome, Rejection):
             if outcome.sqlstate in RETRIED:
                 raise Again
-            return Failure(outcome.reason) if outcome.reason else StatementFailed(index, outcome.words)
+            return Failure(outcome.reason) if outcome.reason else outcome.failed(index)
         found = outcome.ntuples if outcome.nfields else outcome.command_tuples or 0
         if statement.rows is not None and found != statement.rows:
             return Conflict(index, found, statement.rows)

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import trio
 
-from gateway.actors.store.errors import Reason
+from gateway.actors.store.errors import Failure, Reason
 
 Value = str | int | bytes | None
 """What a column holds: text without NUL, a 64-bit signed integer, bytes or NULL.  Never a float, never a bool."""
@@ -122,11 +122,20 @@ class InLoop(Protocol):
 
 @attrs.frozen
 class StoreHealth:
-    """Whether the store takes writes, as its last write told; `reason` where not, `since` in seconds since 1970."""
+    """Whether the store does what the node asks of it; `reason` where not, `since` in seconds since 1970.
+
+    `name` is the word for machines.
+    """
 
     writable: bool
     reason: Reason | None
     since: float
+    code: str = ""
+
+    @property
+    def name(self) -> str:
+        """The reason, with the database's code where it has no name of its own; "" where there is none."""
+        return "" if self.reason is None else Failure(self.reason, code=self.code).name
 
 
 @attrs.frozen
@@ -170,6 +179,6 @@ class Engine(NodeStore, Protocol):
     async def probe(self) -> StoreHealth:
         """Whether the store is writable, found out by a durable write unless one succeeded within the last second.
 
-        Never raises.
+        It tells of tables that are missing or not permitted, too.  Never raises.
         """
         ...

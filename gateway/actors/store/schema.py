@@ -69,6 +69,8 @@ _INSERT_SERVES = "INSERT INTO schema_compatibility (version, serves) VALUES (:ve
 
 _FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)(?:\.(?P<dialect>[a-z]+))?\.sql")
 _SERVES = re.compile(r"^-- serves (\d+)$", re.MULTILINE)
+_MADE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+)", re.MULTILINE)
+_DROPPED = re.compile(r"^DROP TABLE (?:IF EXISTS )?(\w+)", re.MULTILINE)
 _TYPES = {"TEXT": 'TEXT COLLATE "C"', "BLOB": "BYTEA"}
 _TYPE = re.compile(r"\b(?:TEXT|BLOB)\b")
 
@@ -108,6 +110,16 @@ class Applied:
     version: int
     name: str
     checksum: str
+
+
+def tables(migrations: Sequence[Migration]) -> list[str]:
+    """The tables that a node works with once these migrations are applied, by name."""
+    made: dict[str, None] = {"nodes": None}
+    for migration in migrations:
+        made |= dict.fromkeys(_MADE.findall(migration.sql))
+        for name in _DROPPED.findall(migration.sql):
+            made.pop(name, None)
+    return sorted(made)
 
 
 def shipped() -> Traversable:

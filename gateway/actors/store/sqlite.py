@@ -25,7 +25,7 @@ from gateway.actors.store import schema
 from gateway.actors.store.asking import answered
 from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
-from gateway.actors.store.pulse import Committed, Observe, Pulse
+from gateway.actors.store.pulse import FRESH_S, Committed, Observe, Pulse
 from gateway.actors.store.sqlite_at_once import AtOnce
 from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile
 from gateway.actors.store.sqlite_readers import Readers
@@ -39,6 +39,7 @@ _IN_LOOP_BYTES = 64 * 1024 * 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 5.0
 _TOLD_BEFORE_S = 0.1
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _OF_THE_WRITER = frozenset({Reason.STALLED, Reason.OVERLOADED, Reason.CRASHED})
 """What the writer does not tell of itself."""
 
@@ -91,7 +92,8 @@ async def open_sqlite(
     """
     file = SqliteFile(Path(path), node, lambda: int(now() * 1000))
     writing = trio.CapacityLimiter(1)
-    opening = partial(file.open, schema.shipped() if migrations is None else migrations)
+    directory = schema.shipped() if migrations is None else migrations
+    opening = partial(file.open, directory)
     writer = Writer(file, await run(opening, writing))
     actor = _WriterActor(file, writer, Readers(file), writing, run, Pulse(observe, now), AtOnce(writer, writing))
     try:
@@ -99,7 +101,8 @@ async def open_sqlite(
     except BaseException:
         actor.leave()
         raise
-    yield SqliteStore(ref, actor, trio.CapacityLimiter(readers), run, file.membership)
+    tables = schema.tables(schema.load(directory, "sqlite"))
+    yield SqliteStore(ref, actor, trio.CapacityLimiter(readers), run, file.membership, tables)
 
 
 @final
@@ -113,6 +116,7 @@ class SqliteStore:
         reading: trio.CapacityLimiter,
         run: Run,
         membership: Membership,
+        tables: Sequence[str],
     ) -> None:
         self._writer = writer
         self._actor = actor
@@ -122,6 +126,8 @@ class SqliteStore:
         self._run = run
         self._membership = membership
         self._topics = Topics()
+        self._tables = tables
+        self._looked = -math.inf
 
     async def commit(self, *statements: Statement, relaxed: bool = False) -> list[list[Row]]:
         """See `Store.commit`; waits up to 30 seconds.  A group of relaxed steps is not flushed to the disk."""
@@ -149,6 +155,9 @@ class SqliteStore:
         except FileUnusable as unusable:
             self._pulse.read_failed(unusable.failure)
             raise unusable.failure.error() from unusable
+        except StatementFailed as failed:
+            self._pulse.refused(failed)
+            raise
         raise Failure(Reason.OVERLOADED).error()
 
     async def look_up(self, queries: Sequence[tuple[str, Mapping[str, Value]]]) -> list[list[Row]]:
@@ -170,6 +179,9 @@ class SqliteStore:
         except FileUnusable as unusable:
             self._pulse.read_failed(unusable.failure)
             raise unusable.failure.error() from unusable
+        except StatementFailed as failed:
+            self._pulse.refused(failed)
+            raise
 
     def tell(self, *topics: str) -> None:
         """See `NodeStore.tell`; there is no other node."""
@@ -196,19 +208,35 @@ class SqliteStore:
 
     async def probe(self) -> StoreHealth:
         """See `Engine.probe`; waits up to 5 seconds."""
-        if self._pulse.fresh:
-            return self.health
-        try:
-            await self._ask((Statement(f"PRAGMA user_version = {self._pulse.count}"),), _PROBE_PATIENCE_S)
-        except StoreUnavailable as unavailable:
-            return attrs.evolve(self.health, writable=False, reason=Reason(unavailable.extra["reason"]))
+        if not self._pulse.fresh:
+            try:
+                await self._ask((Statement(f"PRAGMA user_version = {self._pulse.count}"),), _PROBE_PATIENCE_S)
+            except StoreUnavailable as unavailable:
+                if not self.health.writable:
+                    return self.health
+                return attrs.evolve(self.health, writable=False, reason=Reason.of(unavailable.extra["reason"]))
+        if trio.current_time() > self._looked + FRESH_S:
+            await self._look_at_tables()
         return self.health
+
+    async def _look_at_tables(self) -> None:
+        """Find tables that are missing before a caller needs them."""
+        try:
+            (rows,) = await self._run(partial(self._readers.read, [(_TABLES, {})]), self._reading)
+        except (FileUnusable, StatementFailed) as error:
+            _log.debug("the tables cannot be looked at: %s", error)
+        else:
+            there = {name for (name,) in rows}
+            for name in self._tables:
+                if name not in there:
+                    self._pulse.refused(StatementFailed(None, f"table {name} is missing", Reason.SCHEMA_MISSING))
+        self._looked = trio.current_time()
 
     async def _ask(self, step: tuple[Statement, ...], within: float, *, relaxed: bool = False) -> list[list[Row]]:
         try:
             return await answered(self._writer.ask(_Commit(step, relaxed), within=within))
         except StoreUnavailable as unavailable:
-            reason = Reason(unavailable.extra["reason"])
+            reason = Reason.of(unavailable.extra["reason"])
             if reason in _OF_THE_WRITER:
                 self._pulse.feel(Failure(reason))
             raise
@@ -351,6 +379,9 @@ class _WriterActor:
 
     def _feel(self, results: Sequence[Result]) -> None:
         failures = [result for result in results if isinstance(result, Failure)]
+        for result in results:
+            if isinstance(result, StatementFailed):
+                self.pulse.refused(result)
         if any(isinstance(result, list) for result in results):
             self.pulse.feel(None)
         elif failures:

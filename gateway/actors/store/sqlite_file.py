@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway.actors.store import moves, releases, schema
-from gateway.actors.store.errors import Failure, Reason, StoreRefused
+from gateway.actors.store.errors import Failure, Reason, StatementFailed, StoreRefused
 from gateway.actors.store.protocol import STORE_CLOCK, Membership, Value
 
 BUSY_TIMEOUT_S = 5.0
@@ -62,6 +63,8 @@ _REASONS = {
     sqlite3.SQLITE_NOMEM: Reason.OUT_OF_MEMORY,
 }
 
+_OTHER_SCHEMA = re.compile(r"no such (?:table|column|index|view)\b|table \S+ has no column")
+
 _REMEDIES = {
     Reason.DISK_FULL: "Free some space on its disk",
     Reason.READ_ONLY: "Give the node's user write access to the file and its directory, or remount the disk read-write",
@@ -76,6 +79,17 @@ def reason_of(error: sqlite3.Error | sqlite3.Warning) -> Reason | None:
     """Why the database as a whole failed; None where the statement is at fault (codes: sqlite.org/rescode.html)."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else _REASONS.get(code & 0xFF)
+
+
+def failed(index: int | None, error: sqlite3.Error | sqlite3.Warning) -> StatementFailed:
+    """What a rejected statement means for its asker: SQLite has one code for most of that, and words."""
+    words = str(error)
+    if _OTHER_SCHEMA.match(words):
+        return StatementFailed(index, words, Reason.SCHEMA_MISSING)
+    name = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_AUTH":
+        return StatementFailed(index, words, Reason.PERMISSION_DENIED)
+    return StatementFailed(index, words, code=name)
 
 
 class FileUnusable(Exception):

@@ -9,9 +9,9 @@ import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 
-from gateway.actors.store.errors import Failure, Reason, StatementFailed
+from gateway.actors.store.errors import Failure, Reason
 from gateway.actors.store.protocol import Row, Value
-from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile, reason_of
+from gateway.actors.store.sqlite_file import FileUnusable, SqliteFile, failed, reason_of
 
 Query = tuple[str, Mapping[str, Value]]
 
@@ -86,5 +86,5 @@ def _snapshot(connection: sqlite3.Connection, queries: Sequence[Query]) -> list[
         reason = reason_of(error)
         if reason is not None:
             raise FileUnusable(Failure(reason)) from error
-        raise StatementFailed(len(results), str(error)) from error
+        raise failed(len(results), error) from error
     return results

@@ -18,6 +18,7 @@ from gateway.actors.store.sqlite_file import (
     CHECKPOINT_PAGES,
     FileUnusable,
     SqliteFile,
+    failed,
     reason_of,
     touch,
 )
@@ -141,7 +142,7 @@ class Writer:
                 if isinstance(error, sqlite3.Error) and (reason_of(error) or not connection.in_transaction):
                     raise
                 undo()
-                return StatementFailed(index, str(error))
+                return failed(index, error)
             if statement.rows is not None:
                 found = len(rows) if cursor.description else _changed(connection, cursor)
                 if found != statement.rows:
@@ -167,7 +168,7 @@ class Writer:
         reason = reason_of(error)
         if reason is None:  # a deferred constraint at COMMIT, or SQL that ended the transaction by itself
             self._undo()
-            return _GroupLost(StatementFailed(None, str(error)), apart=True)
+            return _GroupLost(failed(None, error), apart=True)
         undone = self._undo()
         uncertain = committing and reason not in _NEVER_COMMITTED and not (undone and self._overwrite())
         if reason not in _CONNECTION_SURVIVES:

@@ -129,8 +129,8 @@ async def test_a_server_that_is_not_there_refuses_the_start_with_its_address_and
 
 async def test_a_database_that_does_not_exist_refuses_the_start(postgresql_url: str) -> None:
     text = await refusal(postgresql_url + "_missing")
-    assert "does not let this node in" in text
-    assert "Correct the user, the database" in text
+    assert "has no such database" in text
+    assert "Correct the database" in text
 
 
 async def test_a_read_only_database_refuses_the_start(postgresql_url: str) -> None:

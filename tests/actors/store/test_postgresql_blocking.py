@@ -24,7 +24,7 @@ def test_a_server_that_does_not_answer_is_told_with_what_to_do() -> None:
 
 def test_a_server_that_does_not_let_in_is_told_with_what_to_do(postgresql_url: str) -> None:
     settings = PostgresqlSettings(postgresql_url.replace("/test_", "/nothing_"))
-    told = r'does not let this node in \(.*database "nothing_.*" does not exist\)\. Correct the user'
+    told = r'has no such database \(.*database "nothing_.*" does not exist\)\. Correct the database'
     with pytest.raises(StoreRefused, match=told), connected(settings):
         pass
 

@@ -16,9 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.actors.store import PostgresqlSettings, Reason
+from gateway.actors.store import PostgresqlSettings, Reason, StoreRefused
 from gateway.actors.store.postgresql_connecting import BY_INDEX, Road, attempts
 from gateway.actors.store.postgresql_failures import Disconnected
+from gateway.doctor._server_seen import look
 from gateway.world.postgresql import PostgresqlServer, make_server
 from tests.actors.store.postgresql_parts import road, run, run_at
 
@@ -136,8 +137,7 @@ def tls_server() -> Iterator[tuple[PostgresqlServer, Path]]:
         yield server, certificate
 
 
-def self_signed(server: PostgresqlServer) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
+def certificate_of(key: ec.EllipticCurvePrivateKey) -> bytes:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = dt.datetime.now(dt.UTC)
     certificate = (
@@ -151,8 +151,13 @@ def self_signed(server: PostgresqlServer) -> Path:
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .sign(key, hashes.SHA256())
     )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def self_signed(server: PostgresqlServer) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
     path = server.directory / "certificate.pem"
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    path.write_bytes(certificate_of(key))
     private = server.directory / "key.pem"
     plain = serialization.NoEncryption()
     private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
@@ -182,8 +187,28 @@ async def test_tls_is_verified_and_the_password_taken_from_beside_the_url(
         connection.close()
     with pytest.raises(Disconnected) as caught:
         await way("wrong").connect()
-    assert caught.value.reason is Reason.REFUSED
+    assert caught.value.reason is Reason.LOGIN_REFUSED
     assert "wrong" not in caught.value.words
     with pytest.raises(Disconnected) as caught:
         await way("geheim 'x", server.url(user="node") + "?sslmode=disable").connect()
-    assert caught.value.reason is Reason.REFUSED
+    assert caught.value.reason is Reason.LOGIN_REFUSED
+
+
+async def test_a_server_that_does_not_prove_who_it_is_is_told_as_that(
+    tls_server: tuple[PostgresqlServer, Path], tmp_path: Path
+) -> None:
+    server, certificate = tls_server
+    other = tmp_path / "other-ca.pem"
+    other.write_bytes(certificate_of(ec.generate_private_key(ec.SECP256R1())))
+    by_name = server.url().replace("127.0.0.1", "localhost")
+    for url, told in (
+        (f"{server.url()}?sslmode=verify-full&sslrootcert={other}", "certificate verify failed"),
+        (f"{by_name}?sslmode=verify-full&sslrootcert={certificate}", "does not match host name"),
+        (f"{server.url()}?sslmode=verify-full&sslrootcert={tmp_path / 'none.pem'}", "does not exist"),
+    ):
+        with pytest.raises(Disconnected, match=told) as caught:
+            await Road(PostgresqlSettings(url), random.Random(1), name="x", server={}).connect()
+        assert caught.value.reason is Reason.TLS_FAILED
+        with pytest.raises(StoreRefused, match=r"does not prove who it is.*let sslrootcert name") as refused:
+            look(PostgresqlSettings(url), "node-1")  # as the doctor does
+        assert told in refused.value.what
