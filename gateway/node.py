@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from gateway.actors.embedded_model import ModelPlace
-from gateway.actors.runtime import Event, Phase, Runtime, open_runtime
-from gateway.actors.store import Engine, StoreRefused
+from gateway.actors.runtime import Event, Runtime, open_runtime
+from gateway.actors.store import Committed, Engine, Reason, StoreHealth, StoreRefused
 from gateway.actors.store.moves import require_whole
 from gateway.back_ends import adapters_of, model_routes_of
 from gateway.composition import Parts, clock_ms, start_actors
@@ -30,6 +30,7 @@ from gateway.http.routes import Readiness, build_app
 from gateway.http.server import GatewayApp, ServerLimits, bind, serve
 from gateway.opening import open_engine
 from gateway.operator_token import open_token
+from gateway.readiness import ReadinessWatch
 from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import standing
 from gateway.registry.ai.embedded import EmbeddedAdapter
@@ -65,12 +66,16 @@ def assert_coincurve() -> None:
 
 @attrs.frozen(eq=False)
 class Running:
-    """A node that serves: where it listens (`operator` is None where it has no such listener), and its parts."""
+    """A node that serves: where it listens (`operator` is None where it has no such listener), and its parts.
+
+    `damaged` is set once its store is found damaged: it can serve nothing more, and only a new start looks again.
+    """
 
     urls: tuple[str, ...]
     operator: str | None
     runtime: Runtime
     store: Engine
+    damaged: trio.Event
 
 
 @asynccontextmanager
@@ -87,7 +92,7 @@ async def open_node(
 
     assert_coincurve()
     bound_recursion()
-    started_at, metrics = clock_ms(), Metrics()
+    started_at, metrics, damaged = clock_ms(), Metrics(), trio.Event()
     node, stopping = configuration.node, trio.Event() if stop is None else stop
     own = (node.operator_listen,) if operator else ()
     with (
@@ -100,36 +105,48 @@ async def open_node(
         _prepare(configuration.data_dir)
         async with (
             open_runtime(observe=_observe, grace=ACTOR_GRACE_S) as runtime,
-            open_engine(runtime, configuration) as store,
+            open_engine(runtime, configuration, observe=partial(_note_damage, damaged)) as store,
         ):
             await require_whole(store, configuration.shown_store)
             keys = await join_keys(store, configuration.keys_dir)
             token = open_token(configuration, create=True) if private else ""
             parts = await start_actors(runtime, store, keys, configuration, adapters, models, place, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)
+            readiness = ReadinessWatch(store, runtime.health)
+            await runtime.start("readiness", readiness.watch)
             limits = ServerLimits(drain_s=max(node.drain_s, 1), max_connections=node.max_connections)
             async with (
                 _serving(build_operator_app(inside, token), private, OPERATOR_LIMITS, trio.Event()) as operator_urls,
-                _serving(_public_app(configuration, inside, parts), public, limits, stopping) as urls,
+                _serving(_public_app(configuration, inside, parts, readiness), public, limits, stopping) as urls,
             ):
                 log.info("serving", urls=urls, base_url=configuration.base_url, operator=operator_urls)
-                yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store)
+                yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store, damaged)
             log.info("drained")
 
 
 async def run_node(configuration: Configuration) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a signal that comes while the node starts ends the start."""
-    stop, started = trio.Event(), trio.Event()
+    """Serve until SIGTERM or SIGINT, then drain; a signal that comes while the node starts ends the start.
+
+    A node whose store is found damaged drains too, and raises `StoreRefused`: its supervisor starts it again, and the
+    check at the start tells whether anything can be served from the store.
+    """
+    stop, started, damaged = trio.Event(), trio.Event(), False
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signal, stop)
         with trio.CancelScope() as starting:
             nursery.start_soon(_give_up, stop, started, starting)
-            async with open_node(configuration, stop=stop, operator=True):
+            async with open_node(configuration, stop=stop, operator=True) as running:
                 gc.collect()
                 gc.freeze()  # what the start made lives as long as the process: no collection need look at it again
                 started.set()
+                nursery.start_soon(_stop_when, running.damaged, stop)
                 await stop.wait()
+                damaged = running.damaged.is_set()
         nursery.cancel_scope.cancel()
+    if damaged:
+        raise StoreRefused(
+            configuration.shown_store, "it was found damaged while the node ran", "Keep it and restore a backup"
+        )
 
 
 async def stop_on_signal(stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -140,6 +157,17 @@ async def stop_on_signal(stop: trio.Event, *, task_status: trio.TaskStatus[None]
             log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
             return
+
+
+async def _stop_when(event: trio.Event, stop: trio.Event) -> None:
+    await event.wait()
+    log.critical("store_damaged", consequence="the node ends")
+    stop.set()
+
+
+def _note_damage(damaged: trio.Event, heard: Committed | StoreHealth) -> None:
+    if isinstance(heard, StoreHealth) and heard.reason is Reason.CORRUPT:
+        damaged.set()
 
 
 async def _give_up(stop: trio.Event, started: trio.Event, starting: trio.CancelScope) -> None:
@@ -195,13 +223,13 @@ async def _serving(
             stop.set()
 
 
-def _public_app(configuration: Configuration, inside: Inside, parts: Parts) -> GatewayApp:
+def _public_app(configuration: Configuration, inside: Inside, parts: Parts, readiness: ReadinessWatch) -> GatewayApp:
     app = build_app(
         parts.table,
         parts.node,
         base_url=configuration.base_url,
         key_set=parts.signer.key_set,
-        readiness=Readiness(partial(_faults, inside.runtime, inside.store)),
+        readiness=Readiness(readiness.faults),
         models=_models_page(configuration, parts),
     )
     inside.metrics.watch(app, parts.table)
@@ -245,18 +273,6 @@ def _inside(
         sandbox=parts.sandbox,
         prober=parts.prober,
     )
-
-
-async def _faults(runtime: Runtime, store: Engine) -> list[dict[str, str]]:
-    """Return what keeps the node from serving: the store not writable, an actor not up."""
-    found = []
-    health = await store.probe()
-    if not health.writable:
-        found.append({"part": "store", "reason": health.name or "unwritable"})
-    found += [
-        {"part": each.actor, "reason": each.phase.value} for each in runtime.health() if each.phase is not Phase.READY
-    ]
-    return found
 
 
 # -- what lies on the disk ---------------------------------------------------------------------------------------------

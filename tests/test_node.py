@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ async def test_actors_start_in_the_order_in_which_they_may_be_asked(tmp_path: Pa
             "prober",
             "embedded-model",
             "operations",
+            "readiness",
         ]
 
 
@@ -362,6 +363,33 @@ async def test_a_node_that_cannot_start_says_so_in_one_line(start: Start, wrong:
     assert await trio.to_thread.run_sync(partial(node.process.wait, 60)) == code
     (line,) = node.log.read_text().splitlines()
     assert told in line
+
+
+async def test_a_node_whose_file_is_found_damaged_ends_non_zero_and_is_refused_at_its_next_start(
+    start: Start, tmp_path: Path
+) -> None:
+    node = start()
+    await node.until_ready()
+    path = tmp_path / "data" / "gateway.db"
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    other.close()
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        with trio.fail_after(60), suppress(httpx.TransportError):
+            for number in range(1000):
+                headers = {"Idempotency-Key": f"a key of a test {number}"}
+                body = {"query": "idempotency", "synthesize": False}
+                answer = await client.post(f"{node.url}/v1/search/free", json=body, headers=headers)
+                assert answer.status_code in {200, 503}
+                await trio.sleep(0.05)
+    assert await trio.to_thread.run_sync(partial(node.process.wait, 60)) == 3
+    assert "it was found damaged while the node ran" in node.log.read_text().splitlines()[-1]
+    again = start()
+    assert await trio.to_thread.run_sync(partial(again.process.wait, 60)) == 3
+    assert "restore a backup" in again.log.read_text().splitlines()[-1]
 
 
 async def test_an_occupied_port_is_told_in_one_line(start: Start) -> None:

@@ -20,10 +20,10 @@ from typing import Protocol, TypeVar, final
 import attrs
 import trio
 
-from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Runtime
+from gateway.actors.runtime import Ask, Inbox, Letter, Ref, Restart, Runtime
 from gateway.actors.store import schema
 from gateway.actors.store.asking import answered
-from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed
+from gateway.actors.store.errors import Conflict, Failure, Reason, StatementFailed, StoreRefused
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
 from gateway.actors.store.pulse import FRESH_S, Committed, Observe, Pulse
 from gateway.actors.store.sqlite_at_once import AtOnce
@@ -39,6 +39,8 @@ _IN_LOOP_BYTES = 64 * 1024 * 1024
 _PATIENCE_S = 30.0
 _PROBE_PATIENCE_S = 5.0
 _TOLD_BEFORE_S = 0.1
+_RESTART = Restart(fatal=(StoreRefused,))
+"""A file that another process took while the writer was down is not served from again."""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _OF_THE_WRITER = frozenset({Reason.STALLED, Reason.OVERLOADED, Reason.CRASHED})
 """What the writer does not tell of itself."""
@@ -97,7 +99,7 @@ async def open_sqlite(
     writer = Writer(file, await run(opening, writing))
     actor = _WriterActor(file, writer, Readers(file), writing, run, Pulse(observe, now), AtOnce(writer, writing))
     try:
-        ref = await runtime.start("store", actor.live, capacity=_MAILBOX)
+        ref = await runtime.start("store", actor.live, capacity=_MAILBOX, restart=_RESTART)
     except BaseException:
         actor.leave()
         raise
