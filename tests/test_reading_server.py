@@ -166,7 +166,7 @@ def test_a_server_that_is_not_there_is_named_by_host_and_port_and_without_its_pa
 def test_a_database_that_is_not_there_is_named(postgresql_url: str) -> None:
     told = str(refused(f"{postgresql_url}_gone"))
     assert "does not exist" in told
-    assert "Correct the user, the database" in told
+    assert "Correct the database" in told
 
 
 def cut_while_reading(configuration: Configuration, cut: Callable[[], None]) -> None:
