@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -264,11 +265,29 @@ def advice(failure: GatewayError) -> Advice:
 
 
 def lifted_by(failure: GatewayError) -> Lifted:
-    """Return what ends the cause of a failure, as its reason tells; an unknown reason passes."""
+    """Return what ends the cause of a failure, as its reason tells; an unknown reason passes.
+
+    Where several back ends were tried or are closed, it passes if that of one of them does.
+    """
     reason = failure.extra.get("reason")
     if not isinstance(failure, BY_REASON) or not isinstance(reason, str):
         return Lifted.BY_TIME
-    return decided(reason, executed=isinstance(failure, EXECUTED)) or Lifted.BY_TIME
+    executed = isinstance(failure, EXECUTED)
+    lifted = decided(reason, executed=executed) or Lifted.BY_TIME
+    if lifted is Lifted.BY_THE_OPERATOR and any(
+        decided(each, executed=executed) is Lifted.BY_TIME for each in _of_others(failure)
+    ):
+        return Lifted.BY_TIME
+    return lifted
+
+
+def _of_others(failure: GatewayError) -> Iterator[str]:
+    """Yield the reasons of all back ends that a failure tells of."""
+    routes, attempts = failure.extra.get("routes"), failure.extra.get("attempts")
+    if isinstance(routes, Mapping):
+        yield from (each for each in routes.values() if isinstance(each, str))
+    if isinstance(attempts, Sequence):
+        yield from (each["outcome"] for each in attempts)
 
 
 def decided(reason: str, *, executed: bool) -> Lifted | None:

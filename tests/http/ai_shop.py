@@ -333,9 +333,10 @@ async def open_ai_shop(
         built, proofs = build(routes, CATALOG, None), Proofs(trio.current_time)
         watch = partial(prober, routes=ai_routes(built, call, rules), proofs=proofs, utc=_utc)
         family = AiFamily(CATALOG, built, proofs, call, reporter(await start("prober", watch)), _utc)
+        settlement = await start("settlement", bank.run)
         around = Surroundings(
             store=store,
-            settlement=await start("settlement", bank.run),
+            settlement=settlement,
             families={"ai": family},
             seal=NodeSeal({1: b"n" * 32}),
             signer=signer,
@@ -363,6 +364,7 @@ async def open_ai_shop(
             families={"ai": family},
             path=bank.path,
             want_path=lambda: None,
+            settlement=settlement,
             idempotency=names,
             quota=quotas,
             operations=await start("operations", desk),

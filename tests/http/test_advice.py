@@ -157,6 +157,18 @@ def test_the_status_of_a_back_end_that_is_closed_tells_whose_it_is(reason: str, 
     assert decided(reason, executed=False) is lifted
 
 
+def test_it_passes_where_one_of_several_back_ends_may_be_back() -> None:
+    key_missing: dict[str, Any] = {"reason": "key_missing"}
+    both = {"ai/a": "key_missing", "ai/b": "proof_expired"}
+    check(errors.ModelUnavailable(extra=key_missing | {"routes": both}), retryable=True)
+    check(errors.OperationUnavailable(extra=key_missing | {"routes": {"search/a": "key_missing"}}), retryable=False)
+    tried = [{"adapter": "a", "outcome": "blocked", "ms": 1}, {"adapter": "b", "outcome": "status_401", "ms": 1}]
+    check(errors.ExecutorFailed(extra={"reason": "status_401", "attempts": tried}), retryable=True)
+    check(errors.ExecutorFailed(extra={"reason": "status_401", "attempts": tried[1:]}), retryable=False)
+    refused = [{"route": "a", "outcome": "timeout", "ms": 1}, {"route": "b", "outcome": "status_400", "ms": 1}]
+    check(errors.ExecutionFailed(extra={"reason": "status_400", "attempts": refused}), retryable=False)
+
+
 @pytest.mark.parametrize("reason", ["", "status_", "status_x", "rpc_", "what_is_this", None, 7, ["no_route"]])
 def test_a_reason_that_nobody_knows_passes(reason: Any) -> None:
     check(errors.ModelUnavailable(extra={"reason": reason}), retryable=True)

@@ -143,6 +143,7 @@ async def door(node: Node, scene: Scene) -> AsyncIterator[Mapping[str, Pipeline]
         families={"search": scene.executor},
         path=SettlementPath(),
         want_path=lambda: None,
+        settlement=None,
         idempotency=node.idempotency,
         quota=await node.runtime.start("quota", counted, capacity=1024),
         operations=node.operations,
