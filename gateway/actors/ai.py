@@ -14,7 +14,6 @@ import attrs
 import trio
 
 from gateway.actors.prober import Route
-from gateway.actors.runtime import ActorError
 from gateway.actors.slots import Slots
 from gateway.errors import CapacityExhausted, ContextLengthExceeded, ExecutionFailed, GatewayError
 from gateway.registry.ai.adapter import Completion, ModelFailed, ModelRoute
@@ -23,6 +22,7 @@ from gateway.registry.ai.choice import Choice, choose
 from gateway.registry.ai.embedded_engine import SLOTS as EMBEDDED_SLOTS
 from gateway.registry.ai.output import Answered, chat_completion, executed, own_usage
 from gateway.registry.ai.prompt import AiRequest, Prompt
+from gateway.registry.call_evidence import Weight
 from gateway.registry.execution import Served, Work
 from gateway.registry.fingerprint import fingerprint
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed, UpstreamTimeout
@@ -38,6 +38,7 @@ FAIR_PACE = 60.0
 """Tokens a second.  Nor does a time-out say anything where the caller asked for more of them than this: else whoever
 asks for a long answer could close a route for all."""
 TOO_LONG = "context_length_exceeded"
+SERVED = "served"
 BUSY = "busy"
 """The embedded model has no slot: a call before gives its own back only once the engine has noticed that it is over."""
 UNPAID = "budget_not_reserved"
@@ -59,17 +60,19 @@ class Call(Protocol):
 
 @attrs.frozen
 class Attempt:
-    """One route asked once.  `counts` is False where the outcome says nothing of the route."""
+    """One route asked once; `weight` is what a failure says of it."""
 
     route: ModelRoute
     outcome: str
     ms: int
     sent: bool = True
-    counts: bool = True
+    weight: Weight = Weight.NOTHING
 
 
 class _Hurried(UpstreamTimeout):
     """The time-out of a call that had too little time, for what was asked, to say anything of its route."""
+
+    own_weight = Weight.NOTHING
 
 
 def _busy() -> CapacityExhausted:
@@ -141,21 +144,23 @@ class AiFamily:
             try:
                 completion = await self._ask(route, prompt, within)
             except CapacityExhausted as full:
-                attempts.append(Attempt(route, "no_slot", _ms_since(started), sent=False, counts=False))
+                attempts.append(Attempt(route, "no_slot", _ms_since(started), sent=False))
                 failure = full
             except UpstreamFailed as problem:
-                attempts.append(_unanswered(route, problem, started))
+                attempts.append(
+                    Attempt(route, problem.reason, _ms_since(started), sent=problem.sent, weight=problem.weight)
+                )
                 failure = _told(attempts[-1], problem)
             except ModelFailed as problem:
-                attempts.append(Attempt(route, problem.reason, _ms_since(started), counts=problem.counts))
+                attempts.append(Attempt(route, problem.reason, _ms_since(started), weight=problem.weight))
                 failure = _told(attempts[-1], problem)
-                if not problem.counts and problem.reason != BUSY:
+                if problem.weight is Weight.NOTHING and problem.reason != BUSY:
                     break  # it is the prompt, and no other route to the same model would say otherwise
             else:
-                attempts.append(Attempt(route, "served", _ms_since(started)))
-                self._count(attempts[-1], started)
+                attempts.append(Attempt(route, SERVED, _ms_since(started)))
+                self._count(work, attempts[-1], started)
                 return self._served(work, completion, evidence, attempts, fallback=route.route_id != choice.preferred)
-            self._count(attempts[-1], started)
+            self._count(work, attempts[-1], started)
         failure.extra["attempts"] = _shown(attempts)
         raise failure
 
@@ -195,12 +200,22 @@ class AiFamily:
             raise UpstreamTimeout(f"{route.route_id}: no answer after {within:.1f} s") from slow
         return route.adapter.read(prompt, answer)
 
-    def _count(self, attempt: Attempt, began: float) -> None:
-        if attempt.counts:
-            ok = attempt.outcome == "served"
-            reason = None if ok else attempt.outcome
-            ms = attempt.ms if attempt.sent else None
-            self.report(Outcome(attempt.route.route_id, ok, reason, ms, began))
+    def _count(self, work: Work, attempt: Attempt, began: float) -> None:
+        route_id, ms = attempt.route.route_id, attempt.ms if attempt.sent else None
+        if attempt.outcome == SERVED:
+            self.report(Outcome(route_id, ok=True, ms=ms, began=began))
+        elif attempt.weight is not Weight.NOTHING:
+            self.report(
+                Outcome(
+                    route_id,
+                    ok=False,
+                    reason=attempt.outcome,
+                    ms=ms,
+                    began=began,
+                    weight=attempt.weight,
+                    caller=work.network,
+                )
+            )
 
     def _served(
         self,
@@ -293,14 +308,6 @@ def _is_fair(route: ModelRoute, prompt: Prompt, within: float) -> bool:
 
 def _embedded(route: ModelRoute) -> bool:
     return route.adapter.kind == "embedded"
-
-
-def _unanswered(route: ModelRoute, problem: UpstreamFailed, started: float) -> Attempt:
-    if isinstance(problem.__cause__, ActorError):  # this node's own queue, not the upstream
-        reason = problem.reason if problem.sent else "node_overloaded"
-        return Attempt(route, reason, _ms_since(started), sent=problem.sent, counts=False)
-    counts = not isinstance(problem, _Hurried)
-    return Attempt(route, problem.reason, _ms_since(started), sent=problem.sent, counts=counts)
 
 
 def _told(attempt: Attempt, problem: UpstreamFailed | ModelFailed) -> GatewayError:

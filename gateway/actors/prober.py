@@ -28,13 +28,13 @@ from gateway.registry.qualification import (
     Proofs,
     Record,
     Rules,
-    called,
     canary_allowed,
     canary_wanted,
     evidence,
     next_probe,
     probed,
 )
+from gateway.registry.route_calls import called
 from gateway.registry.shared_proof import learned, next_own_probe
 
 DEFAULT_RULES = Rules()

@@ -11,18 +11,17 @@ import attrs
 import trio
 
 from gateway.actors.prober import Route
-from gateway.actors.runtime import ActorError
 from gateway.errors import ExecutorFailed
+from gateway.registry.call_evidence import Weight, weight_of
 from gateway.registry.execution import Served, Work
 from gateway.registry.fingerprint import fingerprint
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpAnswer,
     HttpCall,
-    UpstreamBroken,
     UpstreamFailed,
     UpstreamTimeout,
-    UpstreamUnreachable,
+    WorkerFailed,
 )
 from gateway.registry.qualification import Evidence, Finding, Outcome, Proofs
 from gateway.registry.search.adapter import Adapter, LocalAdapter, WorkerCall, budget_of, route_id
@@ -34,6 +33,7 @@ from gateway.registry.search.request import SearchRequest
 Call = Callable[[HttpCall], Awaitable[HttpAnswer]]
 
 FREE = "search.free"
+SERVED = "served"
 UNPAID = "budget_not_reserved"
 ATTEMPT_S = 8.0
 SHORTEST_ATTEMPT_S = 0.25
@@ -42,26 +42,16 @@ PROOF_VERSION = 1
 """One more whenever `prove` or an adapter judges the same answers differently: releases then do not share findings."""
 WORKER_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
-# Answers to what this one caller asked; counting them would let three odd queries close the route for everybody.
-CALLERS_OWN = frozenset({"status_400", "status_413", "status_414", "status_422"})
-
-_REASONS: tuple[tuple[type[UpstreamFailed], str], ...] = (
-    (UpstreamUnreachable, "unreachable"),
-    (UpstreamTimeout, "timeout"),
-    (UpstreamBroken, "connection_broken"),
-    (AnswerTooLarge, "answer_too_large"),
-)
-
 
 @attrs.frozen
 class Attempt:
-    """One adapter asked once.  `counts` is False where the outcome says nothing of the route."""
+    """One adapter asked once; `weight` is what a failure says of its route."""
 
     adapter: Adapter
     outcome: str
     ms: int
     sent: bool = True
-    counts: bool = True
+    weight: Weight = Weight.NOTHING
 
 
 @attrs.frozen
@@ -120,10 +110,10 @@ class SearchFamily:
             except (ExecutorFailed, UpstreamFailed) as problem:
                 attempts.append(_failed_attempt(adapter, problem, started))
                 failure = _told(adapter, problem, attempts[-1])
-                self._count(attempts[-1])
+                self._count(work, attempts[-1], started)
                 continue
-            attempts.append(Attempt(adapter, "served", _ms_since(started)))
-            self._count(attempts[-1])
+            attempts.append(Attempt(adapter, SERVED, _ms_since(started)))
+            self._count(work, attempts[-1], started)
             fallback = adapter.name != choice.preferred
             return self._served(request, page, evidence, attempts, fallback=fallback)
         failure.extra["attempts"] = _shown(attempts)
@@ -142,11 +132,22 @@ class SearchFamily:
             return adapter.read(request, answer)
         raise UpstreamTimeout(f"{adapter.name}: no answer after {within:.1f} s")
 
-    def _count(self, attempt: Attempt) -> None:
-        if attempt.counts:
-            ok = attempt.outcome == "served"
-            reason = None if ok else attempt.outcome
-            self.report(Outcome(route_id(attempt.adapter), ok, reason, attempt.ms if attempt.sent else None))
+    def _count(self, work: Work, attempt: Attempt, began: float) -> None:
+        asked, ms = route_id(attempt.adapter), attempt.ms if attempt.sent else None
+        if attempt.outcome == SERVED:
+            self.report(Outcome(asked, ok=True, ms=ms, began=began))
+        elif attempt.weight is not Weight.NOTHING:
+            self.report(
+                Outcome(
+                    asked,
+                    ok=False,
+                    reason=attempt.outcome,
+                    ms=ms,
+                    began=began,
+                    weight=attempt.weight,
+                    caller=work.network,
+                )
+            )
 
     def _served(
         self,
@@ -199,14 +200,14 @@ async def prove(adapter: Adapter, call: Call) -> Finding:
         try:
             answers.append(await call(each))
         except UpstreamFailed as problem:
-            return Finding(ok=False, reason=_reason(problem))
+            return Finding(ok=False, reason=problem.reason)
     return adapter.read_probe(answers)
 
 
 async def run_worker(call: WorkerCall) -> HttpAnswer:
     """Run a worker to its end and return its output as the content of a 200; killed at once when cancelled.
 
-    Raises `UpstreamTimeout` after `timeout_s`, `UpstreamBroken` when it fails, `AnswerTooLarge`.
+    Raises `UpstreamTimeout` after `timeout_s`, `WorkerFailed` when it fails, `AnswerTooLarge`.
     """
     started = trio.current_time()
     with trio.move_on_after(call.timeout_s):
@@ -220,7 +221,7 @@ async def run_worker(call: WorkerCall) -> HttpAnswer:
             deliver_cancel=_kill,
         )
         if done.returncode != 0:
-            raise UpstreamBroken(f"{call.target}: the worker ended with {done.returncode}")
+            raise WorkerFailed(f"{call.target}: the worker ended with {done.returncode}")
         if len(done.stdout) > call.max_bytes:
             raise AnswerTooLarge(f"{call.target}: over {call.max_bytes} bytes")
         return HttpAnswer(200, {}, done.stdout, _ms_since(started))
@@ -233,11 +234,10 @@ async def _kill(process: trio.Process) -> None:
 
 def _failed_attempt(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, started: float) -> Attempt:
     if isinstance(problem, UpstreamFailed):
-        ours = isinstance(problem.__cause__, ActorError)  # this node's own queue, not the engine
-        reason = "node_overloaded" if ours and not problem.sent else _reason(problem)
-        return Attempt(adapter, reason, _ms_since(started), sent=problem.sent, counts=not ours)
+        return Attempt(adapter, problem.reason, _ms_since(started), sent=problem.sent, weight=problem.weight)
     reason = str(problem.extra.get("reason", "executor_failed"))
-    return Attempt(adapter, reason, _ms_since(started), counts=reason not in CALLERS_OWN)
+    weight = weight_of(str(problem.extra.get("cause", reason)))
+    return Attempt(adapter, reason, _ms_since(started), weight=weight)
 
 
 def _told(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, attempt: Attempt) -> ExecutorFailed:
@@ -246,10 +246,6 @@ def _told(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, attempt: A
     told = failed(adapter.name, attempt.outcome, f"no answer ({attempt.outcome.replace('_', ' ')})")
     told.__cause__ = problem
     return told
-
-
-def _reason(problem: UpstreamFailed) -> str:
-    return next((reason for kind, reason in _REASONS if isinstance(problem, kind)), "upstream_failed")
 
 
 def _spent(attempts: Sequence[Attempt]) -> Spent:

@@ -25,8 +25,10 @@ import trio
 from gateway.actors.http_connection import Body, Connection, Head, Origin, Trust, authorities, connect
 from gateway.actors.runtime import ActorDown, ActorError, Ask, Inbox, Letter, Overloaded, Ref
 from gateway.registry.http_call import (
+    AnswerLost,
     HttpAnswer,
     HttpCall,
+    NodeOverloaded,
     UpstreamBroken,
     UpstreamFailed,
     UpstreamTimeout,
@@ -162,7 +164,7 @@ class Client:
 
 
 async def _placed(back_end: _BackEnd, call: HttpCall, ends: float) -> None:
-    """Take a place; raises `UpstreamUnreachable` where none comes free before `ends`."""
+    """Take a place; raises `NodeOverloaded` where none comes free before `ends`."""
     try:
         back_end.places.acquire_nowait()
     except trio.WouldBlock:
@@ -170,7 +172,7 @@ async def _placed(back_end: _BackEnd, call: HttpCall, ends: float) -> None:
             await back_end.places.acquire()
         if waiting.cancelled_caught:
             told = f"{call.target}: {back_end.places.max_value} calls to it are under way"
-            raise UpstreamUnreachable(told) from None
+            raise NodeOverloaded(told) from None
 
 
 async def _connected(back_end: _BackEnd, call: HttpCall, ends: float) -> Connection:
@@ -345,9 +347,9 @@ class Caller:
         try:
             return await self.ref.ask(Call(call, stop), within=call.timeout_s + CONNECT_S)
         except (Overloaded, ActorDown) as error:
-            raise UpstreamUnreachable(f"{call.target}: {type(error).__name__}") from error
+            raise NodeOverloaded(f"{call.target}: {type(error).__name__}") from error
         except ActorError as error:
-            raise UpstreamTimeout(f"{call.target}: {type(error).__name__}") from error
+            raise AnswerLost(f"{call.target}: {type(error).__name__}") from error
         finally:
             if stop is not None:
                 stop.cancel()

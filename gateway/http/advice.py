@@ -97,6 +97,8 @@ PASSING = frozenset(
         "busy",
         "no_slot",
         "node_overloaded",
+        "answer_lost",
+        "worker_failed",
         "deadline",
         "budget_not_reserved",
         "embedded_model_busy",
@@ -138,6 +140,7 @@ OF_THE_REQUEST = frozenset(
         "empty_content",
         "flagged_input",
         "not_json",
+        "prompt_over_rate",
         "tool_call",
         "unfinished",
         "not_started",  # the kernel would not start such a command

@@ -390,6 +390,7 @@ class Pipeline:
             budget=budget,
             fresh=call.fresh,
             cleared=attempt.give_back if attempt else None,
+            network=call.asked.network,
         )
         within = self.operation.time_for(valid.request) + SETTLEMENT_SLACK_S
         return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn, attempt)

@@ -21,6 +21,8 @@ class Work:
     `budget` is the quota (`Family.budget`) that this free call was counted on: no other upstream that bills may be
     asked for it.  None: no such quota, or an attempt that is taken on after a crash.
 
+    `network` is that of the caller, empty where it is not known any more: in an attempt that is taken on after a crash.
+
     `release` is for what must never be begun twice (`Operation.repeatable`): it returns once it is durable that this
     attempt may have begun, and raises a `GatewayError` where it may not begin.
     """
@@ -31,6 +33,7 @@ class Work:
     attempt: int
     deadline: float
     budget: str | None = None
+    network: str = attrs.field(default="", repr=False)
     release: Callable[[], Awaitable[None]] = _nothing_to_release
 
 

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import attrs
 
+from gateway.registry.call_evidence import Weight, weight_of
+
 
 @attrs.frozen
 class HttpCall:
@@ -40,11 +42,18 @@ class HttpAnswer:
 class UpstreamFailed(Exception):
     """No complete answer came.
 
-    `sent` is False only when no byte of the request can have reached the back end; `reason` is a machine word.
+    `sent` is False only when no byte of the request can have reached the back end; `reason` is a machine word, and
+    `weight` what the failure says of the back end: `own_weight`, or else what the word says.
     """
 
     sent: ClassVar[bool] = True
-    reason: str = "failed"
+    reason: str = "upstream_failed"
+    own_weight: ClassVar[Weight | None] = None
+
+    @property
+    def weight(self) -> Weight:
+        """What the failure says of the back end."""
+        return self.own_weight or weight_of(self.reason)
 
 
 class UpstreamUnreachable(UpstreamFailed):
@@ -54,10 +63,22 @@ class UpstreamUnreachable(UpstreamFailed):
     reason = "unreachable"
 
 
+class NodeOverloaded(UpstreamUnreachable):
+    """The request was never sent, because this node has too many calls under way."""
+
+    reason = "node_overloaded"
+
+
 class UpstreamTimeout(UpstreamFailed):
     """The answer did not come in time."""
 
     reason = "timeout"
+
+
+class AnswerLost(UpstreamTimeout):
+    """The answer, if there was one, was lost within this node."""
+
+    reason = "answer_lost"
 
 
 class UpstreamBroken(UpstreamFailed):
@@ -70,3 +91,9 @@ class AnswerTooLarge(UpstreamFailed):
     """The body went over `max_bytes`; the rest was not read."""
 
     reason = "answer_too_large"
+
+
+class WorkerFailed(UpstreamBroken):
+    """The program that was run in place of a call ended without an answer."""
+
+    reason = "worker_failed"

@@ -1,13 +1,13 @@
 """Which routes may be used now: pure rules over the evidence of probes and of real calls.
 
 A route is open only while a proof of it is younger than its validity: no proof, an expired proof and a failed probe all
-close it, and nothing opens it but a successful probe.  `failures_to_close` failed calls in a row close it too; a route
-closed that way is half open after a back-off that doubles: the next successful probe opens it, and the first failed
-call then closes it again.
+close it, and nothing opens it but a successful probe.  Failed calls close it too (`route_calls`); a route closed that
+way is half open after a back-off: the next successful probe opens it, and the next failure then closes it again.
 
 Some routes can be proved by more than an unbilled look, by a canary: a small real call.  It is the last rung of the
 ladder and rare: it is wanted before the route opens for the first time, when it is half open, and when nothing real has
-succeeded for long.  While it is wanted, no other success opens the route.
+succeeded for long.  While it is wanted, no other success opens the route.  It is wanted as well where callers doubt the
+route, and a good one outweighs them all.
 
 Times named `at` and `now` are seconds on the caller's monotonic clock; wall times only tell people when something was.
 """
@@ -23,6 +23,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
 import attrs
+
+from gateway.registry.call_evidence import Voice, Weight, refuted
 
 CANARY = "canary"
 BASES = ("probe", "configuration", CANARY)
@@ -41,15 +43,18 @@ class State(enum.StrEnum):
 
 @attrs.frozen
 class Rules:
-    """The prober's timing, in seconds, and the limit of consecutive failed calls.
+    """The prober's timing, in seconds, and the limits of failed calls in a row and of unrelated callers in doubt.
 
-    A canary may take so long that a proof of the round before still stands when it ends.
+    A canary may take so long that a proof of the round before still stands when it ends.  A caller has one voice in
+    `voice_s`.
     """
 
     interval_s: float = 15.0
     probe_timeout_s: float = 5.0
     retry_first_s: float = 1.0
     failures_to_close: int = 3
+    callers_to_close: int = 3
+    voice_s: float = 600.0
     observations: int = 50
     canary_interval_s: float = 3600.0
     canary_timeout_s: float = 20.0
@@ -91,6 +96,7 @@ class Outcome:
     """How one real call over a route went: the passive evidence.
 
     `ms` is None when it was never sent; `began` is when it was, on the clock of the prober, where that is known.
+    `weight` is what a failure says of the route; `caller` is the network of who asked.
     """
 
     route_id: str
@@ -98,6 +104,8 @@ class Outcome:
     reason: str | None = None
     ms: int | None = None
     began: float | None = None
+    weight: Weight = Weight.PROOF
+    caller: str = attrs.field(default="", repr=False)
 
 
 @attrs.frozen
@@ -163,9 +171,10 @@ class Record:
     """All that is remembered of a route; a new one for every event.
 
     `refused_here` says that this node's own last probe failed, `vouched` that the last finding for all nodes was good
-    (`gateway.registry.shared_proof`).  `reopened_at` is when it was last opened after calls had closed it.  A real call
-    or a canary succeeded at `answered_at`; since then `failed_canaries` failed, the last one at `canary_at`, as
-    `canary_refusal` says.
+    (`gateway.registry.shared_proof`).  `reopened_at` is when it was last opened after calls had closed it, and
+    `on_repetition` that the caller who closed it now had done so before.  A real call or a canary succeeded at
+    `answered_at`; since then `failed_canaries` failed, the last one at `canary_at`, as `canary_refusal` says.
+    `voices` are the callers whose calls have failed.
     """
 
     route_id: str
@@ -178,6 +187,8 @@ class Record:
     closings: int = 0
     closed_until: float | None = None
     reopened_at: float = float("-inf")
+    on_repetition: bool = False
+    voices: tuple[Voice, ...] = attrs.field(default=(), repr=False)
     answered_at: float = float("-inf")
     canary_at: float = float("-inf")
     failed_canaries: int = 0
@@ -193,7 +204,8 @@ def probed(
 ) -> Record:
     """Return the record after a probe that ended at `now` and took `ms` milliseconds; `name` is its proof's, if any."""
     record = attrs.evolve(
-        _noted(record, Observation(finding.ok, probe=True, ms=ms), rules),
+        record,
+        observations=observed(record, Observation(finding.ok, probe=True, ms=ms), rules),
         probed_at=now,
         last_probe_at=wall,
         suspect=False,
@@ -218,33 +230,16 @@ def probed(
 
 def _canaried(record: Record, finding: Finding, now: float) -> Record:
     if finding.ok:
-        return attrs.evolve(record, answered_at=now, canary_at=now, failed_canaries=0, canary_refusal=None)
+        voices = refuted(record.voices)
+        return attrs.evolve(
+            record, answered_at=now, canary_at=now, failed_canaries=0, canary_refusal=None, voices=voices
+        )
     return attrs.evolve(
         record,
         answered_at=float("-inf"),
         canary_at=now,
         failed_canaries=record.failed_canaries + 1,
         canary_refusal=finding.reason or "canary_failed",
-    )
-
-
-def called(record: Record, outcome: Outcome, *, now: float, rules: Rules) -> Record:
-    """Return the record after a real call that ended at `now`."""
-    seen = _seen(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
-    if record.closed_until is not None or (outcome.began is not None and outcome.began < record.reopened_at):
-        return attrs.evolve(record, observations=seen)  # one that was sent before the route closed decides nothing
-    if outcome.ok:
-        answered_at = record.answered_at if record.refusal else now
-        return attrs.evolve(record, observations=seen, failed_calls=0, closings=0, answered_at=answered_at)
-    record = attrs.evolve(record, observations=seen, failed_calls=record.failed_calls + 1, suspect=True)
-    if record.failed_calls < rules.failures_to_close:
-        return record
-    closings = record.closings + 1
-    return attrs.evolve(
-        record,
-        refusal="consecutive_failures" if rules.failures_to_close > 1 else outcome.reason or "call_failed",
-        closings=closings,
-        closed_until=now + rules.back_off(closings),
     )
 
 
@@ -282,7 +277,8 @@ def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
     It is due at once where only other nodes' probes have failed.
     """
     if record.closed_until is not None:
-        return max(record.closed_until, record.probed_at + rules.back_off(max(record.failed_probes, 1)))
+        again = rules.back_off(record.failed_probes) if record.failed_probes else 0.0
+        return max(record.closed_until, record.probed_at + again)
     if record.failed_probes and not record.refused_here:
         return record.probed_at
     if record.failed_probes:
@@ -293,9 +289,16 @@ def next_probe(record: Record, *, rules: Rules, jitter: float = 1.0) -> float:
 
 
 def canary_wanted(record: Record, *, now: float, rules: Rules) -> bool:
-    """Return True while only a canary can prove the route, where it has one."""
+    """Return True while only a canary can prove the route, where it has one.
+
+    Doubt, and the faults that one caller repeats, bring one about once an interval at most.
+    """
     half_open = record.closed_until is not None and now >= record.closed_until
-    return half_open or now - record.answered_at >= rules.canary_interval_s
+    spared = now < record.canary_at + rules.interval_s
+    if half_open and not (record.on_repetition and spared):
+        return True
+    doubted = not spared and any(each.stands for each in record.voices)
+    return doubted or now - record.answered_at >= rules.canary_interval_s
 
 
 def canary_allowed(record: Record, *, now: float, rules: Rules) -> bool:
@@ -326,11 +329,8 @@ def proof_basis(name: str, route_id: str) -> str | None:
     return next((basis for basis in BASES if at and qualification_id(route_id, at, basis) == name), None)
 
 
-def _noted(record: Record, observation: Observation, rules: Rules) -> Record:
-    return attrs.evolve(record, observations=_seen(record, observation, rules))
-
-
-def _seen(record: Record, observation: Observation, rules: Rules) -> tuple[Observation, ...]:
+def observed(record: Record, observation: Observation, rules: Rules) -> tuple[Observation, ...]:
+    """Return the observations that are remembered after one more."""
     return (*record.observations, observation)[-rules.observations :]
 
 

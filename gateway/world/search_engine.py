@@ -1,7 +1,7 @@
 """A search engine that speaks SearXNG's JSON and makes its results up from the query: the same query, the same results.
 
-It stands for a SearXNG instance with its JSON format switched on (`formats: [html, json]`); addresses are those
-reserved for examples (RFC 2606), so nothing it names exists.
+It stands for a SearXNG instance with its JSON format switched on (`formats: [html, json]`), external bangs included,
+which it answers with a redirect; addresses are those reserved for examples (RFC 2606), so nothing it names exists.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class SearchEngine:
         page = asked.get("pageno", "1")
         if not query or not page.isdecimal() or int(page) < 1:
             return Reply.json({"error": "No query" if not query else "Invalid pageno"}, 400)
+        if any(part.startswith("!!") for part in query.split()):
+            return Reply(302, b"", "text/html", (("location", "https://www.example.com/"),))
         results: list[dict[str, Any]] = []
         if mode == faults.OK and int(page) <= PAGES:
             results = made_up(query, int(page), asked.get("language", "all"))

@@ -23,7 +23,7 @@ from gateway.actors.ai import (
     try_out,
 )
 from gateway.actors.prober import prober, reporter
-from gateway.actors.runtime import Overloaded, open_runtime
+from gateway.actors.runtime import open_runtime
 from gateway.actors.upstream import Caller, upstream
 from gateway.errors import (
     CapabilityUnavailable,
@@ -42,12 +42,15 @@ from gateway.registry.ai.embedded_engine import MODEL
 from gateway.registry.ai.embedded_engine import SLOTS as EMBEDDED_SLOTS
 from gateway.registry.ai.openai import OpenAiAdapter
 from gateway.registry.ai.prompt import Message, Prompt, Sampling
+from gateway.registry.call_evidence import Weight
 from gateway.registry.canonical import result_hash
 from gateway.registry.execution import Family, Served, Work
 from gateway.registry.http_call import (
+    AnswerLost,
     AnswerTooLarge,
     HttpAnswer,
     HttpCall,
+    NodeOverloaded,
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -58,6 +61,7 @@ from tests.actors.back_ends import serving
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LUNA, FREE, FAST, SMART = "openai/gpt-5.6-luna", "openai/gpt-oss-20b", "gateway/fast", "gateway/smart"
 SMOL = "huggingfacetb/smollm2-135m-instruct"
+NETWORK = "192.0.2.7"
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3}
 
 
@@ -134,7 +138,7 @@ class Scene:
         budget: str | None = None,
     ) -> Served:
         deadline = trio.current_time() + seconds
-        return await self.family.execute(Work("op_1", operation, request or asks(), 1, deadline, budget))
+        return await self.family.execute(Work("op_1", operation, request or asks(), 1, deadline, budget, NETWORK))
 
     async def fails(self, request: Request | None = None, seconds: float = 60.0) -> GatewayError:
         with pytest.raises(GatewayError) as caught:
@@ -271,35 +275,43 @@ async def test_a_degraded_route_is_told_to_be_so(autojump_clock: MockClock) -> N
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 TOOL = completion("a", choices=[{"message": {"content": None, "tool_calls": [{}]}, "finish_reason": "tool_calls"}])
+ODD = completion("a", choices=[{"message": {"content": "Hi"}, "finish_reason": "because"}])
+EMPTY = completion("a", choices=[{"message": {"content": ""}, "finish_reason": "stop"}])
+SURROGATE = HttpAnswer(200, {}, orjson.dumps(completion("a")).replace(b"Hi.", b"\\ud83d"), 1)
 FAILURES = [
-    (UpstreamUnreachable("x"), "unreachable"),
-    (UpstreamTimeout("x"), "timeout"),
-    (UpstreamBroken("x"), "connection_broken"),
-    (AnswerTooLarge("x"), "answer_too_large"),
-    (answer({}, 500), "status_500"),
-    (answer({}, 429), "status_429"),
-    (answer({}, 401), "status_401"),
-    (HttpAnswer(200, {}, b"<html>", 1), "malformed_answer"),
-    (completion("a", choices=[]), "empty_choices"),
-    (completion("another"), "wrong_model"),
-    (TOOL, "tool_call"),
-    (1000.0, "timeout"),
+    (UpstreamUnreachable("x"), "unreachable", Weight.PROOF),
+    (UpstreamTimeout("x"), "timeout", Weight.DOUBT),
+    (UpstreamBroken("x"), "connection_broken", Weight.FAULT),
+    (AnswerTooLarge("x"), "answer_too_large", Weight.DOUBT),
+    (answer({}, 500), "status_500", Weight.FAULT),
+    (answer({}, 429), "status_429", Weight.PROOF),
+    (answer({}, 401), "status_401", Weight.PROOF),
+    (answer({}, 403), "status_403", Weight.FAULT),
+    (HttpAnswer(200, {}, b"<html>", 1), "malformed_answer", Weight.DOUBT),
+    (SURROGATE, "malformed_answer", Weight.DOUBT),
+    (completion("a", choices=[]), "empty_choices", Weight.DOUBT),
+    (completion("another"), "wrong_model", Weight.PROOF),
+    (TOOL, "tool_call", Weight.DOUBT),
+    (ODD, "unfinished", Weight.DOUBT),
+    (EMPTY, "empty_content", Weight.DOUBT),
+    (1000.0, "timeout", Weight.DOUBT),
 ]
 
 
-@pytest.mark.parametrize(("broken", "reason"), FAILURES)
-async def test_every_cause_of_a_failure_has_its_own_name_and_is_counted(
-    autojump_clock: MockClock, broken: Any, reason: str
+@pytest.mark.parametrize(("broken", "reason", "weight"), FAILURES)
+async def test_every_cause_of_a_failure_has_its_own_name_and_weight(
+    autojump_clock: MockClock, broken: Any, reason: str, weight: Weight
 ) -> None:
     here = scene([route("a")], Upstreams(a=broken))
     failure = await here.fails()
     assert isinstance(failure, ExecutionFailed)
     assert failure.extra["reason"] == reason
     assert [(each["route"], each["outcome"]) for each in failure.extra["attempts"]] == [("ai/a", reason)]
-    assert [(each.ok, each.reason) for each in here.outcomes] == [(False, reason)]
+    assert [(each.ok, each.reason, each.weight) for each in here.outcomes] == [(False, reason, weight)]
+    assert [each.caller for each in here.outcomes] == [NETWORK]
 
 
-@pytest.mark.parametrize(("broken", "reason"), FAILURES)
+@pytest.mark.parametrize(("broken", "reason"), [each[:2] for each in FAILURES])
 async def test_another_route_to_the_same_id_serves_as_a_fallback(
     autojump_clock: MockClock, broken: Any, reason: str
 ) -> None:
@@ -398,11 +410,10 @@ async def test_a_prompt_that_the_embedded_model_reads_for_minutes_closes_it_for_
 
 
 async def test_this_nodes_own_queue_is_not_held_against_a_route(autojump_clock: MockClock) -> None:
-    problem = UpstreamUnreachable("x")
-    problem.__cause__ = Overloaded("upstream")
-    here = scene([route("a")], Upstreams(a=problem))
-    assert (await here.fails()).extra["reason"] == "node_overloaded"
-    assert here.outcomes == []
+    for problem, reason in ((NodeOverloaded("x"), "node_overloaded"), (AnswerLost("x"), "answer_lost")):
+        here = scene([route("a")], Upstreams(a=problem))
+        assert (await here.fails()).extra["reason"] == reason
+        assert here.outcomes == []
 
 
 async def test_a_call_that_was_never_sent_is_counted_without_a_time(autojump_clock: MockClock) -> None:

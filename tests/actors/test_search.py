@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.prober import prober, reporter
-from gateway.actors.runtime import Overloaded, open_runtime
+from gateway.actors.runtime import open_runtime
 from gateway.actors.search import WORKERS, SearchFamily, prove, run_worker, search_routes, settings_of
 from gateway.actors.upstream import Caller, upstream
 from gateway.errors import (
@@ -23,15 +23,18 @@ from gateway.errors import (
     ExecutorFailed,
     OperationUnavailable,
 )
+from gateway.registry.call_evidence import Weight
 from gateway.registry.execution import Family, Work
 from gateway.registry.http_call import (
     AnswerTooLarge,
     HttpAnswer,
     HttpCall,
+    NodeOverloaded,
     UpstreamBroken,
     UpstreamFailed,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerFailed,
 )
 from gateway.registry.qualification import Evidence, Outcome, Proofs, State
 from gateway.registry.search.adapter import Adapter, Cost, WorkerCall
@@ -166,7 +169,7 @@ async def test_a_search_is_served_with_a_true_route(autojump_clock: MockClock) -
         },
     }
     assert served.execution == {"adapter": "first", "attempts": [{"adapter": "first", "outcome": "served", "ms": 0}]}
-    assert here.outcomes == [Outcome("search/first", True, None, 0)]
+    assert here.outcomes == [Outcome("search/first", True, None, 0, 0.0)]
 
 
 async def test_an_empty_page_is_an_answer(autojump_clock: MockClock) -> None:
@@ -183,22 +186,28 @@ async def test_engines_that_did_not_respond_degrade_the_route(autojump_clock: Mo
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"),
+    ("broken", "reason", "weight"),
     [
-        (UpstreamUnreachable("x"), "unreachable"),
-        (UpstreamTimeout("x"), "timeout"),
-        (UpstreamBroken("x"), "connection_broken"),
-        (AnswerTooLarge("x"), "answer_too_large"),
-        (UpstreamFailed("x"), "upstream_failed"),
-        (answer({}, 500), "status_500"),
-        (answer({}, 403), "blocked"),
-        (answer({"results": [], "unresponsive_engines": [["google", "x"]]}), "blocked"),
-        (answer(["html"]), "malformed_answer"),
-        (30.0, "timeout"),
+        (UpstreamUnreachable("x"), "unreachable", Weight.PROOF),
+        (UpstreamTimeout("x"), "timeout", Weight.DOUBT),
+        (UpstreamBroken("x"), "connection_broken", Weight.FAULT),
+        (AnswerTooLarge("x"), "answer_too_large", Weight.DOUBT),
+        (UpstreamFailed("x"), "upstream_failed", Weight.FAULT),
+        (WorkerFailed("x"), "worker_failed", Weight.DOUBT),
+        (answer({}, 500), "status_500", Weight.FAULT),
+        (answer({}, 401), "status_401", Weight.PROOF),
+        (answer({}, 302), "status_302", Weight.DOUBT),
+        (answer({}, 204), "status_204", Weight.DOUBT),
+        (answer({}, 403), "blocked", Weight.FAULT),
+        (answer({}, 429), "blocked", Weight.PROOF),
+        (HttpAnswer(200, {}, b"<p>Solve this CAPTCHA</p>", 1), "blocked", Weight.DOUBT),
+        (answer({"results": [], "unresponsive_engines": [["google", "x"]]}), "blocked", Weight.DOUBT),
+        (answer(["html"]), "malformed_answer", Weight.DOUBT),
+        (30.0, "timeout", Weight.DOUBT),
     ],
 )
 async def test_when_the_first_fails_the_next_serves_as_a_fallback(
-    autojump_clock: MockClock, broken: Any, reason: str
+    autojump_clock: MockClock, broken: Any, reason: str, weight: Weight
 ) -> None:
     here = scene([FIRST, SECOND], Engines(first=broken, second=PAGE))
     served = await here.run()
@@ -207,6 +216,7 @@ async def test_when_the_first_fails_the_next_serves_as_a_fallback(
     assert served.output["route"]["fallback"] is True
     assert [each["outcome"] for each in served.execution["attempts"]] == [reason, "served"]
     assert [(each.ok, each.reason) for each in here.outcomes] == [(False, reason), (True, None)]
+    assert here.outcomes[0].weight is weight
 
 
 async def test_the_cost_counts_a_billed_call_that_failed_but_not_one_that_was_never_sent(
@@ -266,9 +276,7 @@ async def test_without_time_no_engine_is_asked(autojump_clock: MockClock) -> Non
 
 
 async def test_a_full_queue_of_this_node_is_not_held_against_the_engine(autojump_clock: MockClock) -> None:
-    full = UpstreamUnreachable("first: Overloaded")
-    full.__cause__ = Overloaded("upstream")
-    here = scene([FIRST], Engines(first=full))
+    here = scene([FIRST], Engines(first=NodeOverloaded("first")))
     assert (await here.fails()).extra["reason"] == "node_overloaded"
     assert here.outcomes == []
 
@@ -403,7 +411,7 @@ async def test_a_worker_sees_nothing_of_the_nodes_environment(monkeypatch: pytes
 
 
 async def test_a_worker_that_dies_is_a_broken_upstream() -> None:
-    with pytest.raises(UpstreamBroken):
+    with pytest.raises(WorkerFailed):
         await run_worker(worker("import os; os.abort()"))
 
 

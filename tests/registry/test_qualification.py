@@ -13,7 +13,6 @@ from gateway.registry.qualification import (
     Record,
     Rules,
     State,
-    called,
     canary_allowed,
     canary_wanted,
     evidence,
@@ -23,6 +22,7 @@ from gateway.registry.qualification import (
     proved_at,
     qualification_id,
 )
+from gateway.registry.route_calls import called
 
 RULES = Rules()
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

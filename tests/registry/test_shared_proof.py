@@ -12,13 +12,13 @@ from gateway.registry.qualification import (
     Record,
     Rules,
     State,
-    called,
     canary_allowed,
     canary_wanted,
     evidence,
     next_probe,
     probed,
 )
+from gateway.registry.route_calls import called
 from gateway.registry.shared_proof import learned, next_own_probe
 
 RULES = Rules()

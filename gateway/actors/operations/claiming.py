@@ -88,6 +88,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         credit=credit,
         budget=order.budget,
         cleared=order.cleared,
+        network=order.network,
     )
 
 
@@ -104,6 +105,7 @@ def _claimed_later(order: Order, owner: rows.Owner, around: Surroundings, now: i
         attempt=1,
         next_step=1,
         budget=order.budget,
+        network=order.network,
         claim=partial(_late_claim, order, owner, around, data_key, now),
     )
     life.told.append(rows.Happening(State.CLAIMED, now))

@@ -88,6 +88,7 @@ class Life:
         budget: the node-wide quota that it was counted on, if any.
         cleared: called once the payment is verified, or cannot be for a reason that is not the payer's.
         refused: the payment was refused, and the chain shows it unused, or spent without paying.
+        network: that of the caller, empty once that was forgotten.
     """
 
     owner: rows.Owner
@@ -127,6 +128,7 @@ class Life:
     budget: str | None = None
     cleared: Callable[[], None] | None = attrs.field(default=None, repr=False)
     refused: bool = False
+    network: str = attrs.field(default="", repr=False)
     waiters: Waiters = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

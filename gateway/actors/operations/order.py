@@ -60,7 +60,7 @@ class Order:
     `callers` the names of the caller, of its network and its payer, under every pepper (current first).
     `budget` is the node-wide quota that a free call was counted on, if any.  `fresh` says that nobody can know its only
     name yet, which was made for this very call: it has no rivals, on no node.  `cleared` is called once the payment is
-    verified, or cannot be for a reason that is not the payer's.
+    verified, or cannot be for a reason that is not the payer's.  `network` is that of the caller.
     """
 
     operation: Operation
@@ -74,6 +74,7 @@ class Order:
     budget: str | None = None
     fresh: bool = False
     cleared: Callable[[], None] | None = attrs.field(default=None, eq=False, repr=False)
+    network: str = attrs.field(default="", repr=False)
 
     @property
     def keys(self) -> list[tuple[str, str]]:

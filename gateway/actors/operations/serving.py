@@ -73,7 +73,9 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
     within = operation.time_for(life.request)
     deadline = trio.current_time() + within
     release = partial(_release, life, around)
-    work = Work(life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, release)
+    work = Work(
+        life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, life.network, release
+    )
     if life.stopped:
         raise ExecutionCancelled
     try:

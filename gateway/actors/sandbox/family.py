@@ -17,6 +17,7 @@ from gateway.actors.sandbox.place import SandboxPlace, Standing
 from gateway.actors.sandbox.run import CALLED_OFF, NO_TIME, Command, lost, never_ran
 from gateway.actors.sandbox.supervisor import Execute, Executed, Leave, Message
 from gateway.errors import CapacityExhausted, ExecutionFailed, ExecutionReconciliation, OperationUnavailable
+from gateway.registry.call_evidence import Weight
 from gateway.registry.execution import Served, Work
 from gateway.registry.qualification import CANARY, Evidence, Finding, Outcome, Proofs, State
 from gateway.registry.search.output import Asset
@@ -84,7 +85,12 @@ class SandboxFamily:
         except (ExecutionFailed, ExecutionReconciliation) as failure:
             reason = str(failure.extra.get("reason", failure.code))
             if reason not in NOT_THE_ROUTE_S:
-                self.report(Outcome(ROUTE_ID, ok=False, reason=reason, ms=_ms_since(began), began=began))
+                ms = _ms_since(began)
+                self.report(
+                    Outcome(
+                        ROUTE_ID, ok=False, reason=reason, ms=ms, began=began, weight=Weight.FAULT, caller=work.network
+                    )
+                )
             raise
         self.report(Outcome(ROUTE_ID, ok=True, ms=_ms_since(began), began=began))
         return told

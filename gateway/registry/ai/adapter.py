@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from gateway.registry.ai.prompt import Prompt
+from gateway.registry.call_evidence import Weight, weight_of
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 
@@ -48,15 +49,17 @@ class ModelFailed(Exception):
     Attributes:
         reason: a machine word: `status_429`, `wrong_model`, `empty_choices`, `malformed_answer`, `tool_call`, ...
         detail: for a person, without anything of the prompt or the key.
-        counts: False where it says nothing of the route's health (the upstream refused this one prompt).
+        weight: what it says of the route, `call_evidence.weight_of` the reason unless given.
         retry_after: seconds that the upstream asked for, if any.
     """
 
-    def __init__(self, reason: str, detail: str, *, counts: bool = True, retry_after: float | None = None) -> None:
+    def __init__(
+        self, reason: str, detail: str, *, weight: Weight | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
-        self.counts = counts
+        self.weight = weight or weight_of(reason)
         self.retry_after = retry_after
 
 

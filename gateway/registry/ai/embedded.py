@@ -54,7 +54,7 @@ class EmbeddedAdapter:
     def read(self, prompt: Prompt, answer: HttpAnswer) -> Completion:
         """Read the answer; raises `ModelFailed`.  That every slot is taken says nothing against the model."""
         if answer.status == BUSY:
-            raise ModelFailed("busy", "all its slots are taken", counts=False, retry_after=1.0)
+            raise ModelFailed("busy", "all its slots are taken", retry_after=1.0)
         return self._reader.read(prompt, answer)
 
     def probe_calls(self) -> tuple[HttpCall, ...]:

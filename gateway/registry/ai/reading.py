@@ -16,6 +16,7 @@ import orjson
 
 from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, Completion, FinishReason, ModelFailed, Usage, text_member
 from gateway.registry.ai.prompt import Message, Prompt
+from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 
@@ -40,6 +41,7 @@ OF_THE_ROUTE = (
     "your credit balance is too low",
 )
 """How messages begin that come with a 400 and yet are about the operator's key or account (Gemini, Anthropic)."""
+TOO_LARGE = "request too large"
 ROUTE_WORDS = frozenset({"API_KEY_INVALID", "FAILED_PRECONDITION", "model_not_found", "billing_error"})
 TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
@@ -83,16 +85,14 @@ def error_within(error: Any, answer: HttpAnswer, key: str) -> ModelFailed:
 def refusal(status: int, error: Any, answer: HttpAnswer, key: str) -> ModelFailed:
     """Return the failure that a status other than 200 tells of.
 
-    It counts against the route unless it is about this one prompt: 400, 413 and 422 without a sign that it is the key,
-    the account or the model's name, and a 403 of a moderation (OpenRouter).
+    400, 413 and 422 are about this one prompt unless they bear a sign that it is the key, the account or the model's
+    name.  So are a 403 of a moderation (OpenRouter) and a 429 for one prompt over what a minute may hold (OpenAI).
     """
     details = error if isinstance(error, dict) else {}
     word = _word(error, key)
-    of_the_prompt = _of_the_prompt(status, details)
     return ModelFailed(
-        _reason(status, details, of_the_prompt=of_the_prompt),
+        _reason(status, details),
         f"answered {status}" + (f" ({word})" if word else ""),
-        counts=not of_the_prompt,
         retry_after=retry_after(answer.headers, details),
     )
 
@@ -131,9 +131,11 @@ def completion(
     anybody could close otherwise.
     """
     if finish_reason == "stop" and not content:
-        raise ModelFailed("empty_content", "it stopped without a word", counts=not prompt.sampling.stop)
+        raise ModelFailed(
+            "empty_content", "it stopped without a word", weight=Weight.NOTHING if prompt.sampling.stop else None
+        )
     if finish_reason == "stop" and prompt.response_format.json and not _is_json(content, prompt):
-        raise ModelFailed("not_json", "its text is not the JSON that was asked for", counts=False)
+        raise ModelFailed("not_json", "its text is not the JSON that was asked for")
     return Completion(content, finish_reason, usage, upstream_model, upstream_id)
 
 
@@ -228,20 +230,19 @@ def _is_json(content: str, prompt: Prompt) -> bool:
     return isinstance(value, dict) or prompt.response_format.kind == "json_schema"
 
 
-def _reason(status: int, error: Mapping[str, Any], *, of_the_prompt: bool) -> str:
+def _reason(status: int, error: Mapping[str, Any]) -> str:
     """Return the machine word for a refusal; a status that may be the caller's fault or the operator's has one each."""
-    if status in OF_THE_PROMPT and _words(error) & TOO_LONG:
-        return "context_length_exceeded"
-    if status in OF_THE_PROMPT and not of_the_prompt:
-        return "route_refused"
-    return "flagged_input" if status == 403 and of_the_prompt else f"status_{status}"
-
-
-def _of_the_prompt(status: int, error: Mapping[str, Any]) -> bool:
-    if status == 403:
-        return "flagged_input" in members_of(error.get("metadata"))
     message = (text_member(error, "message") or "").lower()
-    return status in OF_THE_PROMPT and not message.startswith(OF_THE_ROUTE) and not (_words(error) & ROUTE_WORDS)
+    if status in OF_THE_PROMPT:
+        if _words(error) & TOO_LONG:
+            return "context_length_exceeded"
+        if message.startswith(OF_THE_ROUTE) or _words(error) & ROUTE_WORDS:
+            return "route_refused"
+    if status == 403 and "flagged_input" in members_of(error.get("metadata")):
+        return "flagged_input"
+    if status == 429 and message.startswith(TOO_LARGE):
+        return "prompt_over_rate"
+    return f"status_{status}"
 
 
 def _words(error: Mapping[str, Any]) -> frozenset[str]:

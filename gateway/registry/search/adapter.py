@@ -12,10 +12,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import attrs
 import orjson
 
-from gateway.errors import EngineBlocked
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
-from gateway.registry.search.page import SearchPage, failed
+from gateway.registry.search.page import SearchPage, blocked, failed
 from gateway.registry.search.request import SearchRequest
 
 Coverage = Literal["web", "local"]
@@ -176,14 +175,14 @@ def json_object(target: str, answer: HttpAnswer) -> dict[str, Any]:
     403 and 429 are how engines and the gates before them turn programs away; so is a CAPTCHA page in place of JSON.
     """
     if answer.status in {403, 429}:
-        raise EngineBlocked(f"{target}: answered {answer.status}", extra={"reason": "blocked"})
+        raise blocked(target, f"status_{answer.status}", f"answered {answer.status}")
     if answer.status != 200:
         raise failed(target, f"status_{answer.status}", f"answered {answer.status}")
     try:
         value = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
         if b"captcha" in answer.content[:65536].lower():
-            raise EngineBlocked(f"{target}: answered with a CAPTCHA", extra={"reason": "blocked"}) from None
+            raise blocked(target, "captcha", "answered with a CAPTCHA") from None
         raise failed(target, "malformed_answer", "its answer is not JSON") from None
     if not isinstance(value, dict):
         raise failed(target, "malformed_answer", "its answer is not a JSON object")

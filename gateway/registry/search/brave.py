@@ -12,6 +12,7 @@ from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 from gateway.registry.search.adapter import Capabilities, Cost, json_object, keyed_finding
 from gateway.registry.search.page import SearchPage, collect, failed
+from gateway.registry.search.plain_query import BANGS, plain_query
 from gateway.registry.search.request import SearchRequest
 
 BASE_URL = "https://api.search.brave.com"
@@ -47,7 +48,7 @@ class BraveAdapter:
         """Return the search call: web results only, without the highlighting markup."""
         query = urlencode(
             {
-                "q": request.query,
+                "q": plain_query(request.query, BANGS),
                 "count": request.max_results,
                 "search_lang": self.capabilities.language_of(request),
                 "country": request.region,

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import attrs
 
-from gateway.errors import EngineBlocked
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 from gateway.registry.search.adapter import Capabilities, Cost, WorkerCall, json_object
-from gateway.registry.search.page import SearchPage, collect, failed
+from gateway.registry.search.page import SearchPage, blocked, collect, failed
+from gateway.registry.search.plain_query import BANGS, plain_query
 from gateway.registry.search.request import SearchRequest
 
 FIELDS = {"title": "title", "url": "href", "snippet": "body"}
@@ -63,7 +63,11 @@ class DdgsAdapter:
     def plan(self, request: SearchRequest) -> WorkerCall:
         """Return the worker's run."""
         language = self.capabilities.language_of(request) or ""
-        task = {"query": request.query, "region": CODES[language, request.region], "max_results": request.max_results}
+        task = {
+            "query": plain_query(request.query, BANGS),
+            "region": CODES[language, request.region],
+            "max_results": request.max_results,
+        }
         return WorkerCall(self.worker, json.dumps(task).encode(), target=self.name)
 
     def read(self, request: SearchRequest, answer: HttpAnswer) -> SearchPage:
@@ -73,9 +77,9 @@ class DdgsAdapter:
             case None:
                 return SearchPage(collect(self.name, body.get("results"), FIELDS, limit=request.max_results))
             case "rate_limited":
-                raise EngineBlocked(f"{self.name}: the engines limit this node", extra={"reason": "blocked"})
+                raise blocked(self.name, "rate_limited", "the engines limit this node")
             case "no_results":
-                raise EngineBlocked(f"{self.name}: the engines gave nothing to read", extra={"reason": "blocked"})
+                raise blocked(self.name, "no_results", "the engines gave nothing to read")
             case "timed_out":
                 raise failed(self.name, "timeout", "the engines did not answer in time")
         raise failed(self.name, "worker_failed", "the library failed")

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
-from gateway.errors import ExecutorFailed
+from gateway.errors import EngineBlocked, ExecutorFailed
 
 TITLE_CHARS = 300
 SNIPPET_CHARS = 1000
@@ -59,6 +59,11 @@ class SearchPage:
 def failed(target: str, reason: str, detail: str) -> ExecutorFailed:
     """Return the failure of an engine, with its machine `reason` beside the text."""
     return ExecutorFailed(f"{target}: {detail}", extra={"reason": reason})
+
+
+def blocked(target: str, cause: str, detail: str, **more: Any) -> EngineBlocked:
+    """Return the failure of an engine that turned the node away: `cause` is the machine word for what showed it."""
+    return EngineBlocked(f"{target}: {detail}", extra={"reason": "blocked", "cause": cause} | more)
 
 
 def collect(

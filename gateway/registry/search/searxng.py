@@ -8,11 +8,12 @@ from urllib.parse import urlencode
 
 import attrs
 
-from gateway.errors import EngineBlocked, GatewayError
+from gateway.errors import GatewayError
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 from gateway.registry.search.adapter import Capabilities, Cost, json_object
-from gateway.registry.search.page import SearchPage, collect, failed, names
+from gateway.registry.search.page import SearchPage, blocked, collect, failed, names
+from gateway.registry.search.plain_query import SEARXNG, plain_query
 from gateway.registry.search.request import SearchRequest
 
 FIELDS = {"title": "title", "url": "url", "snippet": "content", "published": "publishedDate"}
@@ -34,9 +35,11 @@ class SearxngAdapter:
     coverage: Literal["web"] = attrs.field(default="web", init=False)
 
     def plan(self, request: SearchRequest) -> HttpCall:
-        """Return the search call: the locale is language and region in one (`de-AT`)."""
+        """Return the search call: the query without commands, the locale language and region in one (`de-AT`)."""
         language = self.capabilities.language_of(request)
-        query = urlencode({"q": request.query, "format": "json", "language": f"{language}-{request.region}"})
+        query = urlencode(
+            {"q": plain_query(request.query, SEARXNG), "format": "json", "language": f"{language}-{request.region}"}
+        )
         url = f"{self.base_url.rstrip('/')}/search"
         accept = ("accept", "application/json")
         if len(url) + len(query) < LONGEST_TARGET:
@@ -52,10 +55,9 @@ class SearxngAdapter:
             raise failed(self.name, "malformed_answer", "its list of unresponsive engines is not a list")
         hits = collect(self.name, body.get("results"), FIELDS, limit=request.max_results)
         if silent and not hits:
-            raise EngineBlocked(
-                f"{self.name}: no results, and these engines did not respond: {', '.join(names(silent))}",
-                extra={"reason": "blocked", "unresponsive": list(names(silent))},
-            )
+            named = names(silent)
+            told = f"no results, and these engines did not respond: {', '.join(named)}"
+            raise blocked(self.name, "engines_silent", told, unresponsive=list(named))
         return SearchPage(hits, degraded=bool(silent), unresponsive=names(silent))
 
     def probe_calls(self) -> tuple[HttpCall, ...]:

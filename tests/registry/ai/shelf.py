@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from gateway.registry import qualification
+from gateway.registry import qualification, route_calls
 from gateway.registry.ai.adapter import ModelRoute
 from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import Standing, standing
@@ -58,7 +58,7 @@ class Shelf:
     def call(self, model: str, *, ok: bool, ms: int = 900) -> None:
         """Let a call over the route to a model end now."""
         name = f"ai/{model}"
-        self._keep(qualification.called(self.records[name], Outcome(name, ok, None, ms), now=self.now, rules=RULES))
+        self._keep(route_calls.called(self.records[name], Outcome(name, ok, None, ms), now=self.now, rules=RULES))
 
     def standing(self, model_id: str) -> Standing:
         """Return what can be said of an id now."""

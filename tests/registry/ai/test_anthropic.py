@@ -12,6 +12,7 @@ from hypothesis import given
 from gateway.registry.ai.adapter import Completion, ModelFailed, Usage
 from gateway.registry.ai.anthropic import MEMBERS, AnthropicAdapter, takes_sampling
 from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Sampling
+from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpCall
 from gateway.world.ai_formats import Anthropic
 from gateway.world.door import Call
@@ -262,7 +263,7 @@ def test_refusals_are_told_apart(kind: str, status: int, counts: bool) -> None:
     body = {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "req_1"}
     with pytest.raises(ModelFailed) as failed:
         read(body, status)
-    assert (failed.value.reason, failed.value.counts) == (f"status_{status}", counts)
+    assert (failed.value.reason, failed.value.weight is not Weight.NOTHING) == (f"status_{status}", counts)
     assert failed.value.detail == f"answered {status} ({kind})"
 
 

@@ -10,6 +10,7 @@ from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, ModelAdapter, Model
 from gateway.registry.ai.embedded import SCHEMA_BYTES, SCHEMA_DEPTH, EmbeddedAdapter, Endpoint
 from gateway.registry.ai.embedded_engine import MODEL
 from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Sampling
+from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpAnswer
 from gateway.registry.qualification import Finding
 
@@ -111,7 +112,7 @@ def test_that_every_slot_is_taken_says_nothing_against_the_model() -> None:
     busy = answer({"error": {"type": "busy", "code": 503, "message": "every slot is taken"}}, 503)
     with pytest.raises(ModelFailed) as failed:
         HERE.read(PROMPT, busy)
-    assert (failed.value.reason, failed.value.counts, failed.value.retry_after) == ("busy", False, 1.0)
+    assert (failed.value.reason, failed.value.weight, failed.value.retry_after) == ("busy", Weight.NOTHING, 1.0)
     assert HERE.read_canary(busy).ok
 
 
@@ -119,7 +120,7 @@ def test_a_prompt_that_is_too_long_is_the_callers_own() -> None:
     error = {"code": 400, "type": "exceed_context_size_error", "message": "request (5031 tokens) ..."}
     with pytest.raises(ModelFailed) as failed:
         HERE.read(PROMPT, answer({"error": error}, 400))
-    assert (failed.value.reason, failed.value.counts) == ("context_length_exceeded", False)
+    assert (failed.value.reason, failed.value.weight) == ("context_length_exceeded", Weight.NOTHING)
 
 
 def test_it_is_proved_by_the_workers_listing() -> None:

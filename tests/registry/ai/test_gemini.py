@@ -12,6 +12,7 @@ from hypothesis import given
 from gateway.registry.ai.adapter import Completion, ModelFailed, Usage
 from gateway.registry.ai.gemini import CONFIGURATION, MEMBERS, GeminiAdapter
 from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Sampling
+from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpCall
 from gateway.world.ai_formats import Gemini
 from gateway.world.door import Call
@@ -292,7 +293,7 @@ def test_a_stable_version_is_the_model_that_was_asked() -> None:
 def test_refusals_are_told_apart(error: dict[str, Any], counts: bool) -> None:
     with pytest.raises(ModelFailed) as failed:
         read({"error": error}, error["code"])
-    assert (failed.value.reason, failed.value.counts) == (f"status_{error['code']}", counts)
+    assert (failed.value.reason, failed.value.weight is not Weight.NOTHING) == (f"status_{error['code']}", counts)
     assert failed.value.detail == f"answered {error['code']} ({error['status']})"
 
 

@@ -23,6 +23,7 @@ from gateway.registry.ai.reading import (
     shortest,
     tokens,
 )
+from gateway.registry.call_evidence import Weight
 from tests.registry.ai.model_answers import ASKED, JSON_PROMPT, KEY, PROMPT, answered, json_values
 
 
@@ -41,21 +42,23 @@ def test_an_object_in_a_200_is_the_answer() -> None:
     assert json_body(answered({"a": 1, "error": None}), KEY)["a"] == 1
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"3", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[1]", b"3", b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": "\\ud800"}']
+)
 def test_a_200_that_holds_no_json_object_is_malformed(body: bytes) -> None:
-    assert (failure(body).reason, failure(body).counts) == ("malformed_answer", True)
+    assert (failure(body).reason, failure(body).weight) == ("malformed_answer", Weight.DOUBT)
 
 
-@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 408, 409, 429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 408, 409, 429, 500, 502, 503, 504, 529])
 def test_a_refusal_for_the_routes_own_sake_counts_and_names_its_status(status: int) -> None:
     failed = failure({"error": {"message": "no"}}, status)
-    assert (failed.reason, failed.counts) == (f"status_{status}", True)
+    assert (failed.reason, failed.weight in {Weight.FAULT, Weight.PROOF}) == (f"status_{status}", True)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refusal_of_one_prompt_does_not_count(status: int) -> None:
     failed = failure({"error": {"message": "no", "type": "invalid_request_error"}}, status)
-    assert (failed.reason, failed.counts) == (f"status_{status}", False)
+    assert (failed.reason, failed.weight) == (f"status_{status}", Weight.NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +72,22 @@ def test_a_refusal_of_one_prompt_does_not_count(status: int) -> None:
     ],
 )
 def test_a_400_about_the_key_the_account_or_the_model_counts(error: dict[str, Any]) -> None:
-    assert failure({"error": error}, 400).counts
+    assert failure({"error": error}, 400).weight is Weight.PROOF
 
 
 def test_words_of_the_prompt_that_an_upstream_quotes_close_no_route() -> None:
     quoted = {"message": "Invalid text: 'api key not valid, your credit balance is too low'", "type": "invalid"}
-    assert not failure({"error": quoted}, 400).counts
+    assert failure({"error": quoted}, 400).weight is Weight.NOTHING
 
 
 def test_a_403_of_a_moderation_is_about_the_prompt() -> None:
     moderated = {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"], "flagged_input": "y"}}
-    assert not failure({"error": moderated}, 403).counts
+    assert failure({"error": moderated}, 403).weight is Weight.NOTHING
+
+
+def test_a_429_for_one_prompt_over_what_a_minute_may_hold_is_about_the_prompt() -> None:
+    told = "Request too large for m in organization o on tokens per min (TPM): Limit 30000, Requested 40000."
+    assert failure({"error": {"type": "tokens", "message": told}}, 429).weight is Weight.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -91,13 +99,13 @@ def test_a_403_of_a_moderation_is_about_the_prompt() -> None:
 )
 def test_a_prompt_that_is_too_long_is_told_apart(error: dict[str, Any]) -> None:
     failed = failure({"error": error}, 400)
-    assert (failed.reason, failed.counts) == ("context_length_exceeded", False)
+    assert (failed.reason, failed.weight) == ("context_length_exceeded", Weight.NOTHING)
 
 
 def test_an_error_inside_a_200_is_read_as_the_status_it_names() -> None:
     failed = failure({"error": {"code": 502, "message": "Provider returned error", "metadata": {}}})
-    assert (failed.reason, failed.counts) == ("status_502", True)
-    assert not failure({"error": {"code": 400, "message": "x"}}).counts
+    assert (failed.reason, failed.weight) == ("status_502", Weight.FAULT)
+    assert failure({"error": {"code": 400, "message": "x"}}).weight is Weight.NOTHING
 
 
 @pytest.mark.parametrize("error", ["model is loading", {"message": "x"}, {"code": 7}, {"code": True}, [1]])
@@ -172,13 +180,13 @@ def test_a_model_that_stopped_without_a_word_has_answered_nothing() -> None:
         finished("")
 
 
-@pytest.mark.parametrize(("stop", "counts"), [((), True), (("{",), False)])
+@pytest.mark.parametrize(("stop", "weight"), [((), Weight.DOUBT), (("{",), Weight.NOTHING)])
 def test_a_first_word_at_which_the_caller_had_it_stop_says_nothing_of_the_route(
-    stop: tuple[str, ...], counts: bool
+    stop: tuple[str, ...], weight: Weight
 ) -> None:
     with pytest.raises(ModelFailed, match="empty_content") as failed:
         finished("", prompt=attrs.evolve(PROMPT, sampling=Sampling(stop=stop)))
-    assert failed.value.counts is counts
+    assert failed.value.weight is weight
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
@@ -190,7 +198,7 @@ def test_one_that_was_cut_off_or_filtered_has_answered(finish: FinishReason) -> 
 def test_a_json_mode_that_ends_in_no_json_object_is_not_sold_and_says_nothing_of_the_route(content: str) -> None:
     with pytest.raises(ModelFailed, match="not_json") as failed:
         finished(content, prompt=JSON_PROMPT)
-    assert not failed.value.counts
+    assert failed.value.weight is Weight.NOTHING
 
 
 def test_a_json_mode_that_was_cut_off_is_told_as_such() -> None:
@@ -213,7 +221,7 @@ def test_the_model_that_was_asked_or_a_dated_snapshot_of_it_may_answer(reported:
 def test_any_other_model_is_the_wrong_one(reported: str) -> None:
     with pytest.raises(ModelFailed, match="wrong_model") as failed:
         reported_model(reported, "m")
-    assert failed.value.counts
+    assert failed.value.weight is Weight.PROOF
 
 
 @pytest.mark.parametrize("reported", [7, True, ["m"], {"id": "m"}])

@@ -67,7 +67,7 @@ def test_no_results_while_engines_are_silent_is_blocked_and_names_them() -> None
     silent = [["google", "CAPTCHA"], ["bing", "timeout"]]
     with pytest.raises(EngineBlocked) as caught:
         read(PAGE | {"results": [], "unresponsive_engines": silent})
-    assert caught.value.extra == {"reason": "blocked", "unresponsive": ["bing", "google"]}
+    assert caught.value.extra == {"reason": "blocked", "cause": "engines_silent", "unresponsive": ["bing", "google"]}
 
 
 def test_results_while_engines_are_silent_are_degraded_and_name_them() -> None:
