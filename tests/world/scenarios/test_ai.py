@@ -212,9 +212,7 @@ FAULTS = {
     [
         ("http_500", EXECUTE, "x402"),
         ("http_429", CHAT, "mpp"),
-        ("empty_choices", EXECUTE, "mpp"),
         ("wrong_model", CHAT, "x402"),
-        ("invalid_json", EXECUTE, "x402"),
         ("refuse", CHAT, "mpp"),
     ],
 )
@@ -240,6 +238,42 @@ async def test_a_fault_of_the_upstream_is_not_charged_closes_the_id_at_once_and_
     about = served if path == EXECUTE else served["gateway"]
     assert (about["operationId"], about["execution"]["attempt"]) == (answer.json()["operationId"], 2)
     assert len(await shop.transfers(payer)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "protocol"), [("empty_choices", EXECUTE, "mpp"), ("invalid_json", EXECUTE, "x402")]
+)
+async def test_what_a_prompt_may_have_brought_about_is_not_charged_and_closes_the_id_for_nobody(
+    shop: Shop, payer: Account, mode: str, path: str, protocol: Protocol
+) -> None:
+    await until_open(shop)
+    purchase = await shop.order(payer, protocol, sent=execute() if path == EXECUTE else chat(), path=path)
+    calls = await Calls.from_now(shop)
+    await shop.fault("ai", mode)
+    for attempt in range(1, 8):
+        answer = await shop.send(purchase)
+        assert (answer.status_code, answer.json()["code"]) == (503, "execution_failed"), answer.text
+        assert answer.json()["reason"] == FAULTS[mode]
+        assert (await shop.model(LUNA))["availability"] == "available"
+        assert await calls.of("completions", "settle") == {"completions": attempt, "settle": 0}
+    assert await shop.transfers(payer) == []
+    await shop.heal()
+    assert (await shop.send(purchase)).status_code == 200
+    assert len(await shop.transfers(payer)) == 1
+
+
+async def test_what_three_unrelated_callers_meet_in_a_row_closes_the_id_until_it_is_over(shop: Shop) -> None:
+    await until_open(shop, FREE)
+    await shop.fault("ai", "empty_choices")
+    for _ in range(3):
+        assert (await shop.model(FREE))["availability"] == "available"
+        answer = await shop.post(chat(FREE), fresh_key(), from_elsewhere(), path=CHAT)
+        assert (answer.status_code, answer.json()["reason"]) == (503, "empty_choices")
+    refused = await shop.post(chat(FREE), fresh_key(), from_elsewhere(), path=CHAT)
+    assert (refused.json()["code"], refused.json()["reason"]) == ("model_unavailable", "empty_choices")
+    await shop.heal()
+    await until_open(shop, FREE)
+    assert (await shop.post(chat(FREE), fresh_key(), from_elsewhere(), path=CHAT)).status_code == 200
 
 
 @pytest.mark.parametrize("mode", ["refuse", "hang", "http_500"])
