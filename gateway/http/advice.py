@@ -81,7 +81,6 @@ PASSING = frozenset(
         # Back ends of any kind: they were away, slow, broken or full.
         "timeout",
         "connection_broken",
-        "failed",
         "upstream_failed",
         "upstream_error",
         "executor_failed",
@@ -98,7 +97,6 @@ PASSING = frozenset(
         "no_slot",
         "node_overloaded",
         "answer_lost",
-        "worker_failed",
         "deadline",
         "budget_not_reserved",
         "embedded_model_busy",

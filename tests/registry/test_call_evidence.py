@@ -64,7 +64,7 @@ def test_every_word_that_an_adapter_or_a_family_raises_is_in_the_table() -> None
     modules = [*folders[0].glob("*.py"), *folders[1].glob("*.py"), folders[2] / "ai.py", folders[2] / "search.py"]
     modules.append(Path(gateway.registry.__file__).parent / "http_call.py")
     raised = {word for module in modules for word in RAISED.findall(module.read_text())}
-    assert {"tool_call", "malformed_answer", "captcha", "timeout", "wrong_model", "route_refused"} <= raised
+    assert {"tool_call", "malformed_answer", "captcha", "timeout", "wrong_model"} <= raised
     assert raised - OF_A_LISTING - {"upstream_failed"} <= set(WEIGHTS)
 
 

@@ -280,20 +280,20 @@ def test_a_stable_version_is_the_model_that_was_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "counts"),
+    ("error", "reason", "weight"),
     [
-        ({"code": 400, "message": "Invalid JSON payload", "status": "INVALID_ARGUMENT"}, False),
-        ({"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}, True),
-        ({"code": 403, "message": "x", "status": "PERMISSION_DENIED"}, True),
-        ({"code": 404, "message": "x", "status": "NOT_FOUND"}, True),
-        ({"code": 429, "message": "x", "status": "RESOURCE_EXHAUSTED"}, True),
-        ({"code": 503, "message": "x", "status": "UNAVAILABLE"}, True),
+        ({"code": 400, "message": "Invalid JSON", "status": "INVALID_ARGUMENT"}, "status_400", Weight.NOTHING),
+        ({"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}, "route_refused", Weight.PROOF),
+        ({"code": 403, "message": "x", "status": "PERMISSION_DENIED"}, "status_403", Weight.FAULT),
+        ({"code": 404, "message": "x", "status": "NOT_FOUND"}, "status_404", Weight.PROOF),
+        ({"code": 429, "message": "x", "status": "RESOURCE_EXHAUSTED"}, "status_429", Weight.PROOF),
+        ({"code": 503, "message": "x", "status": "UNAVAILABLE"}, "status_503", Weight.FAULT),
     ],
 )
-def test_refusals_are_told_apart(error: dict[str, Any], counts: bool) -> None:
+def test_refusals_are_told_apart(error: dict[str, Any], reason: str, weight: Weight) -> None:
     with pytest.raises(ModelFailed) as failed:
         read({"error": error}, error["code"])
-    assert (failed.value.reason, failed.value.weight is not Weight.NOTHING) == (f"status_{error['code']}", counts)
+    assert (failed.value.reason, failed.value.weight) == (reason, weight)
     assert failed.value.detail == f"answered {error['code']} ({error['status']})"
 
 
@@ -332,7 +332,7 @@ def test_the_question_about_the_model_proves_the_route() -> None:
         ({"name": "models/gemini-2.5-flash"}, 200, "wrong_model"),
         ({"name": "models/gemini-3.1-pro-preview", "supportedGenerationMethods": ["x"]}, 200, "model_without_chat"),
         ({}, 200, "malformed_answer"),
-        ({"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}, 400, "status_400"),
+        ({"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}, 400, "route_refused"),
         ({"error": {"code": 404, "status": "NOT_FOUND"}}, 404, "status_404"),
     ],
 )
