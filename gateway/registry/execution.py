@@ -33,8 +33,8 @@ class Work:
     attempt: int
     deadline: float
     budget: str | None = None
-    network: str = attrs.field(default="", repr=False)
     release: Callable[[], Awaitable[None]] = _nothing_to_release
+    network: str = attrs.field(default="", repr=False)
 
 
 @attrs.frozen

@@ -138,7 +138,9 @@ class Scene:
         budget: str | None = None,
     ) -> Served:
         deadline = trio.current_time() + seconds
-        return await self.family.execute(Work("op_1", operation, request or asks(), 1, deadline, budget, NETWORK))
+        return await self.family.execute(
+            Work("op_1", operation, request or asks(), 1, deadline, budget, network=NETWORK)
+        )
 
     async def fails(self, request: Request | None = None, seconds: float = 60.0) -> GatewayError:
         with pytest.raises(GatewayError) as caught:

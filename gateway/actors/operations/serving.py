@@ -74,7 +74,7 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
     deadline = trio.current_time() + within
     release = partial(_release, life, around)
     work = Work(
-        life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, life.network, release
+        life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, release, life.network
     )
     if life.stopped:
         raise ExecutionCancelled
