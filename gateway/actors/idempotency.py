@@ -31,6 +31,7 @@ from gateway.errors import (
     InternalError,
     OperationNotFound,
     OperatorNeeded,
+    QuoteConflict,
     ResultExpired,
     StoreUnavailable,
 )
@@ -74,6 +75,8 @@ class LookUp(Ask[Known]):
         payer: the same of its payer's address, where a signature tells it.
         authorization: what the authorization of its payment is known by.  Once that is bound, a signature proves
             nothing more, since anybody may have copied it from the chain.
+        reader: the only payer, in lower case, whose call may be read or awaited; "" where none is proven, None where
+            the names are the caller's secret and so whoever has them may.
     """
 
     names: tuple[tuple[KeyName, ...], ...]
@@ -81,6 +84,7 @@ class LookUp(Ask[Known]):
     network: tuple[str, ...]
     payer: tuple[str, ...] = ()
     authorization: tuple[int, str, str, str] | None = None
+    reader: str | None = None
 
 
 @attrs.frozen
@@ -119,7 +123,8 @@ Message = LookUp | Show
 
 BY_KEY = """
     SELECT o.operation_id, o.operation, o.state, o.epoch, o.attempt, o.request_hash, o.sealed_output, o.receipt,
-        o.protocol, o.challenge_id, o.failure_code, o.failure_detail, o.nonce, o.settlement, k.key_hmac, k.key_wrap
+        o.protocol, o.challenge_id, o.failure_code, o.failure_detail, o.nonce, o.settlement, o.payer, k.key_hmac,
+        k.key_wrap
     FROM idempotency_keys k JOIN operations o ON o.operation_id = k.operation_id
     WHERE k.key_hmac = :key_hmac AND k.request_hash = :request_hash
 """
@@ -155,8 +160,21 @@ class _Hit:
     failure_detail: str | None
     nonce: str | None
     settlement: str
+    payer: str | None
     key_hmac: str
     key_wrap: bytes | None
+
+    def hidden_from(self, reader: str | None) -> bool:
+        """Return True if it is another payer's; a failed attempt that neither kept nor paid anything is nobody's."""
+        if reader is None or self.payer is None or self.payer.lower() == reader:
+            return False
+        burned = self.failure_code == ExecutionReconciliation.code
+        return (
+            self.state is not State.FAILED
+            or burned
+            or self.sealed_output is not None
+            or self.settlement != "not_settled"
+        )
 
 
 def _hit(row: Row) -> _Hit:
@@ -265,6 +283,8 @@ def _known(message: LookUp, rows: Sequence[Sequence[Row]]) -> Known:
     if by_network or (by_payer and not bound):
         raise IdempotencyKeyReused
     for hit in hits.values():
+        if hit.hidden_from(message.reader):
+            raise QuoteConflict("another payer has paid this quote")
         standing = _stands(hit, message)
         return Known(standing, bound, paid=isinstance(standing, Earlier) and hit.settlement == "settled")
     return Known(None, bound)

@@ -58,6 +58,17 @@ class Call:
         )
 
     @property
+    def reader(self) -> str | None:
+        """The payer, in lower case, whose call alone this request may read; "" where none is proven, None: any.
+
+        A request with a payment but without a key goes by its quote, which more than the payer may know.
+        """
+        credential = self.asked.credential
+        if credential is None or self.asked.key is not None:
+            return None
+        return (credential.payer or "").lower()
+
+    @property
     def lane(self) -> list[tuple[str, str]]:
         """What keeps it apart from others with the same key."""
         return [(versions[0].hmac, self.asked.valid.request_hash) for versions in self.names]

@@ -110,8 +110,12 @@ class Pipeline:
             return await self._quote(call)
         return await self._claim(call)
 
-    def _answer(self, ended: ops.Ended, headers: Mapping[str, str]) -> Outgoing:
-        return outgoing(ended, headers, form=self.operation.answer)
+    def _answer(self, ended: ops.Ended, call: Call, headers: Mapping[str, str] | None = None) -> Outgoing:
+        """Return a result, with the key that the caller is told; raises `QuoteConflict` for who may not read it."""
+        payer = ended.receipt.get("payer")
+        if call.reader is not None and payer is not None and payer.lower() != call.reader:
+            raise errors.QuoteConflict("another payer has paid this quote")
+        return outgoing(ended, call.more_headers | dict(headers or {}), form=self.operation.answer)
 
     # -- 4: the key --------------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Pipeline:
             known = await self._look_up(call)
             ended = await self._standing(known, call, patience)
             if ended is not None:
-                return self._answer(ended, call.more_headers)
+                return self._answer(ended, call)
             if known.paid:
                 return await self._claim(call)
             if not isinstance(known.operation, keys.Open):
@@ -142,7 +146,7 @@ class Pipeline:
             if isinstance(outcome, GatewayError):
                 raise await self._told(own(outcome), call)
             if outcome is not None:
-                return self._answer(outcome, call.more_headers)
+                return self._answer(outcome, call)
         with lanes.turn(call.lane, call.authorization) as turn:
             return await self._in_turn(call, patience, turn)
 
@@ -157,7 +161,7 @@ class Pipeline:
                 raise await self._told(failure, call)
             ended = await self._standing(known, call, patience, turn)
             if ended is not None:
-                return self._answer(ended, call.more_headers)
+                return self._answer(ended, call)
             if isinstance(known.operation, keys.Open):
                 waited_for = known.operation.operation_id
             else:
@@ -174,14 +178,19 @@ class Pipeline:
         known = await self._look_up(call)
         ended = await self._standing(known, call, trio.current_time())
         if ended is not None:
-            return self._answer(ended, call.more_headers)
+            return self._answer(ended, call)
         raise errors.OperationInProgress(retry_after=RETRY_AFTER_S)
 
     async def _look_up(self, call: Call) -> keys.Known:
         if not call.names and call.authorization is None:
             return keys.Known()
         message = keys.LookUp(
-            call.names, call.asked.valid.request_hash, call.network_names, call.payer_names, call.authorization
+            call.names,
+            call.asked.valid.request_hash,
+            call.network_names,
+            call.payer_names,
+            call.authorization,
+            call.reader,
         )
         try:
             return await self.node.idempotency.ask(message, within=10)
@@ -261,7 +270,7 @@ class Pipeline:
             if budget is not None:
                 self._give_back(budget.policy.name, WHOLE_NODE, budget.opened_ms)
             raise
-        return self._answer(ended, allowance.headers | call.more_headers)
+        return self._answer(ended, call, allowance.headers)
 
     async def _spend_budget(self, call: Call, known: keys.Known) -> quotas.Allowance | None:
         """Count a free call that an upstream bills on the budget for it; a kept result costs nothing."""
@@ -303,7 +312,7 @@ class Pipeline:
     async def _serve_paid(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
         self._admit(call, known)
         if known.paid:
-            return self._answer(await self._submit(call, known, None, turn), call.more_headers)
+            return self._answer(await self._submit(call, known, None, turn), call)
         credential = call.asked.credential
         if credential is None:
             raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
@@ -327,7 +336,7 @@ class Pipeline:
         attempt.give_back()
         if not ended.replayed:
             self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
-        return self._answer(ended, allowance.headers | call.more_headers)
+        return self._answer(ended, call, allowance.headers)
 
     async def _paid_all_the_same(
         self, refused: errors.PaymentRefused, credential: Credential, call: Call, known: keys.Known

@@ -71,3 +71,11 @@ def test_a_paid_call_without_a_key_goes_by_its_quote_under_every_pepper() -> Non
 def test_the_example_s_quote_names_nothing() -> None:
     call = Call.of(asked(key=None, quote=attrs.evolve(QUOTE, example=True)), NAMING, made_key=None)
     assert (call.names, call.told_key) == ((), None)
+
+
+def test_a_payment_without_a_key_reads_what_its_payer_paid_only() -> None:
+    assert Call.of(asked(key=None, credential=CREDENTIAL), NAMING, made_key=None).reader == PAYER.lower()
+    unproven = attrs.evolve(CREDENTIAL, signer="0x" + "00" * 20)
+    assert Call.of(asked(key=None, credential=unproven), NAMING, made_key=None).reader == ""
+    assert Call.of(asked(credential=unproven), NAMING, made_key=None).reader is None
+    assert Call.of(asked(key=None), NAMING, made_key=None).reader is None

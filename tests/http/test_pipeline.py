@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from gateway import errors
 from gateway.actors.retention import sweep
 from gateway.actors.settlement import Standing, Verdict, Verification
+from gateway.actors.store import Statement
 from gateway.registry.receipts import verify_receipt
 from gateway.registry.table import OPERATIONS
 from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, PEPPERS, Answer, Shop, open_shop, together
@@ -653,6 +657,92 @@ async def test_a_paid_call_without_a_key_is_known_again_after_a_new_pepper(tmp_p
         await shop.post(headers=headers)
     async with open_shop(tmp_path, table=OPTIONAL, peppers=PEPPERS | {2: b"P" * 32}) as shop:
         assert (await shop.post(headers=headers)).json["replayed"] is True
+
+
+def forged(credential: dict[str, str], payer: Any) -> dict[str, str]:
+    """Put another payer's name on a credential, whose signature then is nobody's."""
+    payload = json.loads(base64.b64decode(credential["PAYMENT-SIGNATURE"]))
+    payload["payload"]["authorization"]["from"] = payer.address
+    return {"PAYMENT-SIGNATURE": base64.b64encode(json.dumps(payload).encode()).decode()}
+
+
+async def test_a_keyless_result_is_read_by_the_payer_who_paid_it_only(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        quoted = await shop.post()
+        bought = await shop.post(headers=paying(quoted))
+        stranger = paying(quoted, OTHER_PAYER)
+        for theirs in (stranger, OTHER_PAYER.mpp(quoted), forged(stranger, PAYER)):
+            answer = await shop.post(headers=theirs, peer=ELSEWHERE)
+            assert (answer.status, answer.code, answer.challenged) == (409, "quote_conflict", False)
+            assert bought.json["operationId"] not in answer.body.decode()
+        for again in (paying(quoted), PAYER.mpp(quoted)):
+            assert (await shop.post(headers=again, peer=ELSEWHERE)).json == bought.json | {"replayed": True}
+        key = quoted.headers["Idempotency-Key"]
+        assert (await shop.post(key=key, peer=ELSEWHERE)).json["replayed"] is True
+        await sweep(shop.store, shop.clock() + 8 * DAY_MS)
+        assert (await shop.post(headers=paying(quoted))).code == "result_expired"
+        late = await shop.post(headers=stranger, peer=ELSEWHERE)
+        assert (late.code, "receipt" in late.json) == ("quote_conflict", False)
+        assert len(shop.bank.paid) == 1
+
+
+@pytest.mark.parametrize("patient", [{}, NOW_OR_NEVER])
+async def test_a_keyless_call_that_runs_is_awaited_by_its_payer_only(tmp_path: Path, patient: dict[str, str]) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        quoted = await shop.post()
+        shop.search.hold()
+        answers: list[Answer] = []
+
+        async def send(headers: dict[str, str]) -> None:
+            answers.append(await shop.post(headers=headers))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, paying(quoted))
+            await shop.search.begun.wait()
+            nursery.start_soon(send, paying(quoted, OTHER_PAYER) | patient)
+            await wait_all_tasks_blocked(0.05)
+            shop.search.gate.set()
+        found = {answer.status: answer for answer in answers}
+        assert found.keys() == {200, 409}
+        assert (found[409].code, "operationId" in found[409].json) == ("quote_conflict", False)
+        assert len(shop.bank.paid) == 1
+
+
+async def test_a_keyless_call_of_a_leaver_is_not_read_by_another_payer(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        quoted = await shop.post()
+        shop.search.hold()
+        with trio.CancelScope() as leaving:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(shop.post, headers=paying(quoted)))
+                await shop.search.begun.wait()
+                leaving.cancel()
+        shop.search.gate.set()
+        answer = await shop.post(headers=paying(quoted, OTHER_PAYER))
+        assert (answer.status, answer.code) == (409, "quote_conflict")
+        assert (await shop.post(headers=paying(quoted))).json["replayed"] is True
+
+
+async def test_a_kept_keyless_result_is_sold_again_to_its_payer_only(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        quoted = await shop.post()
+        shop.bank.standing = Standing.EXPIRED
+        assert (await shop.post(headers=paying(quoted))).code == "settlement_failed"
+        await shop.store.commit(Statement("DELETE FROM payer_holds"))
+        shop.bank.standing = None
+        stranger = await shop.post(headers=paying(quoted, OTHER_PAYER))
+        assert (stranger.status, stranger.code) == (409, "quote_conflict")
+        served = await shop.post(headers=paying(quoted))
+        assert (served.status, shop.search.runs) == (200, 1)
+
+
+async def test_a_refused_payment_does_not_take_the_quote_from_another_payer(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        quoted = await shop.post()
+        shop.bank.verification = Verification(Verdict.INVALID, "insufficient_funds")
+        assert (await shop.post(headers=paying(quoted))).status == 402
+        shop.bank.verification = Verification(Verdict.VALID)
+        assert (await shop.post(headers=paying(quoted, OTHER_PAYER))).status == 200
 
 
 async def test_a_free_call_without_a_key_is_told_one(tmp_path: Path) -> None:
