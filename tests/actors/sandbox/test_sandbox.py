@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,14 @@ async def test_what_is_laid_ahead_is_one_sandbox_a_slot_and_is_what_is_given_out
     assert uids_alive(FIRST_UID) == []
 
 
+def command_runs() -> bool:
+    """Return whether a process of the slots' users executes the command: it is let go, and not only allowed to be."""
+    commands = [Path(f"/proc/{pid}/cmdline") for pid in uids_alive(FIRST_UID)]
+    with suppress(OSError):  # one of them has just ended
+        return any(each.read_bytes().startswith(b"node\0") for each in commands)
+    return False
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(image: Path, ahead: bool) -> None:
     runs = Runs()
@@ -196,7 +204,7 @@ async def test_a_launcher_that_is_killed_takes_its_runs_along_and_another_opens(
 
             nursery.start_soon(lose)
             await runs.let_go.wait()
-            assert uids_alive(FIRST_UID)
+            await until(command_runs)
             os.kill(here.place.pid or 0, signal.SIGKILL)
             await nobody_left()
         await until(lambda: here.groups == ())
@@ -218,6 +226,7 @@ async def test_a_launcher_that_hangs_is_killed_with_its_runs_and_another_opens(i
 
             nursery.start_soon(lose)
             await runs.let_go.wait()
+            await until(command_runs)
             os.kill(pid, signal.SIGSTOP)
         await here.open(starts=2)
         assert not psutil.pid_exists(pid)
