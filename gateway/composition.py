@@ -122,6 +122,7 @@ class Parts:
     path: SettlementPath
     operations: Ref[OperationsMessage]
     sandbox: SandboxPlace | None
+    watched: StoreWatch
 
 
 async def start_actors(
@@ -220,7 +221,7 @@ async def start_actors(
             ),
         ),
     )
-    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref, runs)
+    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref, runs, watched)
 
 
 async def _start_model(

@@ -30,7 +30,7 @@ from gateway.http.routes import Readiness, build_app
 from gateway.http.server import GatewayApp, ServerLimits, bind, serve
 from gateway.opening import open_engine
 from gateway.operator_token import open_token
-from gateway.readiness import ReadinessWatch
+from gateway.readiness import faults
 from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import standing
 from gateway.registry.ai.embedded import EmbeddedAdapter
@@ -112,12 +112,10 @@ async def open_node(
             token = open_token(configuration, create=True) if private else ""
             parts = await start_actors(runtime, store, keys, configuration, adapters, models, place, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)
-            readiness = ReadinessWatch(store, runtime.health)
-            await runtime.start("readiness", readiness.watch)
             limits = ServerLimits(drain_s=max(node.drain_s, 1), max_connections=node.max_connections)
             async with (
                 _serving(build_operator_app(inside, token), private, OPERATOR_LIMITS, trio.Event()) as operator_urls,
-                _serving(_public_app(configuration, inside, parts, readiness), public, limits, stopping) as urls,
+                _serving(_public_app(configuration, inside, parts), public, limits, stopping) as urls,
             ):
                 log.info("serving", urls=urls, base_url=configuration.base_url, operator=operator_urls)
                 yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store, damaged)
@@ -223,13 +221,13 @@ async def _serving(
             stop.set()
 
 
-def _public_app(configuration: Configuration, inside: Inside, parts: Parts, readiness: ReadinessWatch) -> GatewayApp:
+def _public_app(configuration: Configuration, inside: Inside, parts: Parts) -> GatewayApp:
     app = build_app(
         parts.table,
         parts.node,
         base_url=configuration.base_url,
         key_set=parts.signer.key_set,
-        readiness=Readiness(readiness.faults),
+        readiness=Readiness(partial(faults, parts.watched, inside.runtime.health)),
         models=_models_page(configuration, parts),
     )
     inside.metrics.watch(app, parts.table)

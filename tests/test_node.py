@@ -100,7 +100,6 @@ async def test_actors_start_in_the_order_in_which_they_may_be_asked(tmp_path: Pa
             "prober",
             "embedded-model",
             "operations",
-            "readiness",
         ]
 
 

@@ -1,4 +1,4 @@
-"""What is known of the store now: by all that was tried, and by a look every few seconds.
+"""What is known of the store now: by all that was tried, and by a look every few seconds or when somebody asks.
 
 While the store cannot be written nothing is sold, so nothing else would find out that it can be again.
 """
@@ -28,6 +28,16 @@ class StoreWatch:
         self._store = store
         self._found: StoreHealth | None = None
         self._began: float | None = None
+        self._wanted = trio.Event()
+        self._looked = trio.Event()
+
+    async def look(self, *, within: float) -> StoreHealth:
+        """Return what is known, after a look that is begun now if that ends `within` so many seconds."""
+        looked = self._looked
+        self._wanted.set()
+        with trio.move_on_after(within):
+            await looked.wait()
+        return self.health()
 
     def health(self) -> StoreHealth:
         """Return what is known of the store now."""
@@ -51,9 +61,12 @@ class StoreWatch:
 
     async def _keep_looking(self) -> None:
         while True:
-            self._began = trio.current_time()
+            self._began, self._wanted = trio.current_time(), trio.Event()
             try:
                 self._found = await self._store.probe()
             finally:
                 self._began = None
-            await trio.sleep(LOOK_EVERY_S if self.health().writable else LOOK_AGAIN_S)
+            looked, self._looked = self._looked, trio.Event()
+            looked.set()
+            with trio.move_on_after(LOOK_EVERY_S if self.health().writable else LOOK_AGAIN_S):
+                await self._wanted.wait()

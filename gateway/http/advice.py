@@ -62,8 +62,14 @@ PASSING = frozenset(
         "slow",
         "starting",
         "shutting_down",
-        "refused",
         "lease_lost",
+        "store_unavailable",
+        "store_login_refused",
+        "store_database_missing",
+        "store_permission_denied",
+        "store_schema_missing",
+        "store_refused",
+        "tls_failed",
         "unwritable",
         "restarting",
         # Proofs: the prober looks again within seconds.
@@ -154,8 +160,7 @@ OF_THE_OPERATOR = frozenset(
         "not_configured",
         "payment_not_configured",
         "switched_off",
-        # The store, or an actor, stays away until the node is started again.
-        "down",
+        # The store stays away until the operator sees to it.
         "corrupt",
         "file_replaced",
         # Back ends as they are configured.

@@ -36,7 +36,7 @@ class Means:
         health = self.health()
         if health is not None and not health.writable:
             story = "the store cannot be written" if health.reason is None else health.reason.story
-            reason = UNWRITABLE if health.reason is None else health.reason.value
+            reason = health.name or UNWRITABLE
             raise StoreUnavailable(f"{story[0].upper()}{story[1:]}; nothing was begun.", extra={"reason": reason})
         for actor in self.actors:
             closed = actor.closed

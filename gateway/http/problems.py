@@ -10,7 +10,8 @@ import orjson
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from gateway.errors import PROBLEMS, GatewayError, NotFound
+from gateway.actors.store import SILENCES, UNAVAILABLE
+from gateway.errors import PROBLEMS, GatewayError, NotFound, StoreUnavailable
 from gateway.http.advice import BY_REASON, Advice, advice
 
 MEDIA_TYPE = "application/problem+json"
@@ -42,7 +43,10 @@ def document(error: GatewayError, told: Advice, *, base_url: str, instance: str)
         members["errors"] = [{"pointer": item.pointer, "detail": item.detail} for item in error.errors]
     if told.next is not None:
         members["next"] = told.next
-    return members | {name: value for name, value in error.extra.items() if name not in members}
+    extra = error.extra
+    if isinstance(error, StoreUnavailable) and extra.get("reason") in SILENCES:
+        extra = extra | {"reason": UNAVAILABLE}
+    return members | {name: value for name, value in extra.items() if name not in members}
 
 
 def render(error: GatewayError, *, base_url: str, instance: str) -> Answer:

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway.actors.runtime import Ask, Inbox, Restart, open_runtime
 from gateway.actors.settlement import Verdict
-from gateway.actors.store import Reason, StoreHealth
+from gateway.actors.store import SILENCES, UNAVAILABLE, Reason, StoreHealth
 from gateway.errors import CapacityExhausted, StoreUnavailable
 from gateway.http.means import Means
 from gateway.http.pipeline import Pipeline
@@ -85,7 +85,7 @@ async def test_while_the_store_cannot_be_written_a_free_call_does_not_run_and_co
     async with watched_shop(tmp_path) as (shop, store):
         store.fails(Reason.LEASE_LOST)
         for _ in range(13):
-            check_refused(await shop.post("search.free", key=KEY), "lease_lost")
+            check_refused(await shop.post("search.free", key=KEY), "store_unavailable")
         assert shop.search.runs == 0
         store.known = WELL
         assert (await shop.post("search.free", key=KEY)).headers["RateLimit"].startswith('"free_search";r=11;')
@@ -154,7 +154,7 @@ def test_every_reason_of_the_store_is_told(reason: Reason) -> None:
     store.fails(reason)
     with pytest.raises(StoreUnavailable) as caught:
         Means(store.health).admit()
-    assert caught.value.extra == {"reason": reason.value}
+    assert caught.value.extra == {"reason": UNAVAILABLE if reason in SILENCES else reason.value}
     assert caught.value.detail.endswith("; nothing was begun.")
 
 

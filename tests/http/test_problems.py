@@ -114,3 +114,11 @@ def test_a_page_escapes_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     _, headers, body = problems.describe_as("text/html", "not_found", base_url=BASE)
     assert b"<script>" not in body
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("reason", ["stalled", "slow", "overloaded", "lease_lost", "crashed"])
+def test_a_store_that_stalls_has_one_reason_outside(reason: str) -> None:
+    failure = errors.StoreUnavailable(extra={"reason": reason})
+    _, _, body = problems.render(failure, base_url="https://node.example", instance="/v1/x")
+    assert orjson.loads(body)["reason"] == "store_unavailable"
+    assert failure.extra == {"reason": reason}

@@ -4,7 +4,15 @@ A step that `commit` answered for is on the disk.  `StoreUnavailable` means that
 that a later look must tell.
 """
 
-from gateway.actors.store.errors import Conflict, Reason, StatementFailed, StoreRefused, StoreUncertain
+from gateway.actors.store.errors import (
+    SILENCES,
+    UNAVAILABLE,
+    Conflict,
+    Reason,
+    StatementFailed,
+    StoreRefused,
+    StoreUncertain,
+)
 from gateway.actors.store.postgresql import PostgresqlStore, open_postgresql
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.protocol import (
@@ -23,6 +31,8 @@ from gateway.actors.store.sqlite import open_sqlite
 from gateway.errors import StoreUnavailable
 
 __all__ = [
+    "SILENCES",
+    "UNAVAILABLE",
     "Committed",
     "Conflict",
     "Engine",

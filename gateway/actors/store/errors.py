@@ -47,6 +47,11 @@ class Reason(enum.StrEnum):
         return cls.REFUSED if word.startswith(cls.REFUSED.value) else cls(word)
 
 
+SILENCES = frozenset({Reason.STALLED, Reason.SLOW, Reason.OVERLOADED, Reason.LEASE_LOST, Reason.CRASHED})
+"""The reasons that one silence of a store has, as the parts of a node meet it."""
+UNAVAILABLE = "store_unavailable"
+"""The one word for all of them, outside the node."""
+
 _STORIES = {
     Reason.DISK_FULL: "the disk of the store is full",
     Reason.READ_ONLY: "the store cannot be written",

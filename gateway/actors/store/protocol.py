@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import trio
 
-from gateway.actors.store.errors import Failure, Reason
+from gateway.actors.store.errors import SILENCES, UNAVAILABLE, Failure, Reason
 
 Value = str | int | bytes | None
 """What a column holds: text without NUL, a 64-bit signed integer, bytes or NULL.  Never a float, never a bool."""
@@ -134,8 +134,13 @@ class StoreHealth:
 
     @property
     def name(self) -> str:
-        """The reason, with the database's code where it has no name of its own; "" where there is none."""
-        return "" if self.reason is None else Failure(self.reason, code=self.code).name
+        """The reason, with the database's code where it has no name of its own; "" where there is none.
+
+        All silences have one name, so that who looks while a store stalls is not told something else each time.
+        """
+        if self.reason is None or self.reason in SILENCES:
+            return "" if self.reason is None else UNAVAILABLE
+        return Failure(self.reason, code=self.code).name
 
 
 @attrs.frozen
