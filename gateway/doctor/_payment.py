@@ -14,6 +14,7 @@ from gateway.actors.settlement import Facilitator
 from gateway.composition import asset_of
 from gateway.config import Configuration, PaymentSection
 from gateway.doctor._check import Check, failed, fine, note
+from gateway.doctor._transfer import transfer
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed
 from gateway.registry.payment.asset import Asset, checksum
 
@@ -40,7 +41,7 @@ async def payment(configuration: Configuration, call: Call, now: float) -> list[
         return [unconfigured()]
     checks = [payee(section), await facilitator(section, call)]
     for url in section.rpc_urls:
-        checks += await end_point(url, asset_of(configuration), call, now)
+        checks += await end_point(url, asset_of(configuration), section.pay_to, call, now)
     return checks
 
 
@@ -86,7 +87,7 @@ async def facilitator(section: PaymentSection, call: Call) -> Check:
     return fine(name, f"settles on {section.network}")
 
 
-async def end_point(url: str, asset: Asset, call: Call, now: float) -> list[Check]:
+async def end_point(url: str, asset: Asset, pay_to: str, call: Call, now: float) -> list[Check]:
     """Check one JSON-RPC end point: its chain, the token on it, and this machine's clock against its head."""
     name = f"rpc {host_of(url)}"
     chain = _Rpc(url, call)
@@ -97,7 +98,11 @@ async def end_point(url: str, asset: Asset, call: Call, now: float) -> list[Chec
             return [failed(name, what, UNSETTLED, "set [payment] rpc_urls to end points of the configured network")]
         head = await chain.ask("eth_getBlockByNumber", "latest", HASHES_ONLY)
         number, timestamp = int(head["number"], 16), int(head["timestamp"], 16)
-        return [fine(name, f"block {number}"), await token(name, asset, chain), clock(name, timestamp, now)]
+        found = [fine(name, f"block {number}"), await token(name, asset, chain)]
+        if found[-1].standing != "failed":
+            arrives = f"transfer by {name.removeprefix('rpc ')}"
+            found.append(await transfer(arrives, asset, pay_to, chain.ask, RpcRefused))
+        return [*found, clock(name, timestamp, now)]
     except (UpstreamFailed, RpcRefused, ValueError, KeyError, TypeError) as error:
         what = f"it gives no usable answer ({_why(error)})"
         return [failed(name, what, UNSETTLED, "see that it runs and that its address in [payment] rpc_urls is right")]

@@ -23,6 +23,7 @@ from gateway.doctor._machine import open_files, python, signatures
 from gateway.doctor._machine import sqlite as sqlite_library
 from gateway.doctor._payment import clock, host_of, payee, payment
 from gateway.doctor._search import judged, search
+from gateway.doctor._transfer import MARK
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamUnreachable
 from gateway.registry.payment.asset import Asset, checksum
 from gateway.registry.qualification import Finding
@@ -257,6 +258,8 @@ class Elsewhere:
             return HttpAnswer(self.changes.get("supported", 200), {}, orjson.dumps({"kinds": kinds}), 1)
         asked = orjson.loads(call.content)
         name = asked["params"][0]["data"] if asked["method"] == "eth_call" else asked["method"]
+        if asked["method"] == "eth_call" and asked["params"][2:]:
+            name = "mark" if name.startswith("0x70a08231") else "transfer"
         result = (
             {
                 "eth_chainId": hex(self.asset.chain_id),
@@ -266,6 +269,8 @@ class Elsewhere:
                 "0x3644e515": "0x" + self.asset.domain_separator.hex(),
                 "0x06fdde03": "0x" + encode(["string"], ["USDC"]).hex(),
                 "0x54fd4d50": "0x" + encode(["string"], ["2"]).hex(),
+                "mark": f"0x{MARK + 9:064x}",
+                "transfer": measured(7, 7 + 10**6),
             }
             | self.changes
         )[name]
@@ -292,6 +297,7 @@ async def test_a_node_that_can_be_paid_passes(tmp_path: Path) -> None:
         "facilitator facilitator.example",
         "rpc rpc.example",
         "asset by rpc.example",
+        "transfer by rpc.example",
         "clock by rpc.example",
     ]
 
@@ -319,6 +325,34 @@ async def test_what_keeps_a_node_from_being_paid_fails_with_its_fix(
     assert found[name].standing == "failed"
     assert told in found[name].line()
     assert "secret" not in " ".join(each.line() for each in found.values())
+
+
+def measured(before: int, after: int, *, succeeded: bool = True) -> str:
+    return "0x" + encode(["uint256"] * 3, [before, after, int(succeeded)]).hex()
+
+
+@pytest.mark.parametrize(
+    ("changes", "standing", "told"),
+    [
+        ({}, "fine", "arrives whole"),
+        ({"transfer": measured(7, 7 + 990_000)}, "failed", "of 1000000 brings the payee 990000"),
+        ({"transfer": measured(7, 7)}, "failed", "brings the payee 0"),
+        ({"transfer": measured(7, 7, succeeded=False)}, "failed", "refuses a simulated payment"),
+        ({"mark": None}, "note", "takes no state override"),
+        ({"transfer": None}, "note", "takes no state override"),
+        ({"transfer": "0x"}, "note", "takes no state override"),
+        ({"mark": "0x" + "0" * 64}, "note", "ignores state overrides"),
+        ({"mark": f"0x{MARK + 10_000:064x}"}, "note", "ignores state overrides"),
+    ],
+)
+async def test_a_simulated_payment_shows_whether_it_arrives_whole(
+    tmp_path: Path, changes: dict[str, Any], standing: str, told: str
+) -> None:
+    configuration = selling(tmp_path)
+    found = by_name(await payment(configuration, elsewhere(configuration, **changes), NOW))
+    check = found["transfer by rpc.example"]
+    assert check.standing == standing
+    assert told in check.line()
 
 
 async def test_a_token_without_a_domain_separator_is_a_note(tmp_path: Path) -> None:
