@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from typing import Any, TextIO, cast
 
@@ -16,6 +17,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 MAX_TEXT = 2_000
 """Characters of one text in a line; a longer one is cut."""
+
+DECEIVING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters and marks of direction that JSON leaves as they are: a terminal would obey them."""
 
 _TRACEBACKS = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
 
@@ -54,6 +58,7 @@ def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> Non
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.ExceptionRenderer(_TRACEBACKS),
+        _named_as_on_the_wire,
         _cut,
     ]
     structlog.configure(
@@ -78,6 +83,13 @@ def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> Non
     logging.captureWarnings(capture=True)
 
 
+def _named_as_on_the_wire(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Call an operation's id `operationId`, as answers and commands do, so that one search finds all lines of it."""
+    if "operation_id" in event:
+        event["operationId"] = event.pop("operation_id")
+    return event
+
+
 def _cut(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     for name, value in event.items():
         if isinstance(value, str) and len(value) > MAX_TEXT:
@@ -87,6 +99,7 @@ def _cut(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _line(event: Any, **_: object) -> str:
     try:
-        return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        line = orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a lone surrogate or an integer beyond 64 bits
         return json.dumps(event, default=repr, skipkeys=True)
+    return line if line.isascii() else DECEIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", line)

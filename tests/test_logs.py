@@ -132,3 +132,19 @@ def test_a_log_that_cannot_be_written_breaks_nothing_and_tells_afterwards_how_mu
 def test_a_log_whose_reader_has_closed_it_breaks_nothing(stream: Disk) -> None:
     stream.close()
     structlog.get_logger("a").info("lost")
+
+
+@pytest.mark.parametrize(
+    "character", ["\x7f", "\x85", "\x9b", "\u061c", "\u200f", "\u2028", "\u202e", "\u2066", "\x1b"]
+)
+def test_what_a_terminal_would_obey_is_escaped(stream: io.StringIO, character: str) -> None:
+    structlog.get_logger().info("said", text=f"ü{character}abc")
+    assert character not in stream.getvalue()
+    assert lines(stream)[0]["text"] == f"ü{character}abc"
+
+
+def test_an_operation_is_named_in_one_way(stream: io.StringIO) -> None:
+    structlog.get_logger().info("settle_answered", operation_id="op_1")
+    structlog.get_logger().info("request", operationId="op_2")
+    assert [each["operationId"] for each in lines(stream)] == ["op_1", "op_2"]
+    assert "operation_id" not in stream.getvalue()

@@ -18,12 +18,14 @@ IN_FLIGHT = "In progress. Poll this resource, or send the same request with the 
 PENDING = "The chain decides. Do not sign another payment; poll this resource."
 UNDECIDED = "The payment may have been made. Do not sign another; send the same request, key and payment again."
 
-SETTLEMENTS = {"none": "not_settled", "settled": "settled", "not_settled": "not_settled", "unknown": "unknown"}
-"""The three values on the wire; nothing of a free operation is ever settled."""
+NOT_REQUIRED = "not_required"
+"""The settlement of a free operation; that of a paid one is `settled`, `not_settled` or `unknown`."""
+SETTLEMENTS = {"none": NOT_REQUIRED, "settled": "settled", "not_settled": "not_settled", "unknown": "unknown"}
+"""The values on the wire, by those that rows have."""
 
 
 def view(shown: Shown) -> dict[str, Any]:
-    """Return the JSON of `GET /v1/operations/{operationId}`; its settlement has three values."""
+    """Return the JSON of `GET /v1/operations/{operationId}`."""
     document: dict[str, Any] = {
         "operationId": shown.operation_id,
         "operation": shown.operation,

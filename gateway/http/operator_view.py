@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.actors.store.protocol import Row, Value
+from gateway.http.operation_view import SETTLEMENTS
 from gateway.registry.receipts import timestamp
 
 Query = tuple[str, Mapping[str, Value]]
@@ -169,6 +170,8 @@ def shown(row: Row) -> dict[str, Any]:
             members["state"] = str(value).upper()
         elif name == "amount":
             members["amountAtomic"] = str(value)
+        elif name == "settlement":
+            members["settlement"] = SETTLEMENTS.get(str(value), value)
         else:
             members[_camel(name)] = _moment(value) if name in MOMENTS else value
     return members
