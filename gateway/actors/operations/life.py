@@ -58,7 +58,7 @@ class Event(Enum):
     UNDECIDED = "the chain cannot be read, or not yet"
     UNUSED = "the chain shows the authorization unused and still valid"
     DEAD = "the chain shows that the authorization cannot settle any more"
-    DIVERTED = "the chain shows the authorization used for another transfer than the quoted one"
+    DIVERTED = "the chain shows the authorization used for another transfer, or for something sold before"
     LOST_TRACK = "the authorization is spent, and neither a transfer nor a cancellation can be found"
     RECEIPT_KEPT = "the ledger posting and the receipt are durable"
 

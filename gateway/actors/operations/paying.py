@@ -260,7 +260,7 @@ def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
     """Return what it means for a payment that may have been submitted where the chain shows it."""
     match seen.standing:
         case Standing.PAID:
-            return Event.CONFIRMED
+            return _of_something_else(life, seen) if _precedes_its_quote(life, seen) else Event.CONFIRMED
         case Standing.UNUSED:
             waiting = life.sent and life.looks < LOOKS_BEFORE_RESETTLING
             return Event.UNDECIDED if waiting else Event.UNUSED
@@ -276,6 +276,24 @@ def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
             return Event.LOST_TRACK
         case _:
             return Event.UNDECIDED
+
+
+def _precedes_its_quote(life: Life, seen: Sighting) -> bool:
+    """Return True where the facilitator verified what was used before the quote, and did not settle it now."""
+    head = life.paid_for().quoted_head
+    return (
+        head is not None
+        and (seen.block_number or 0) <= head
+        and seen.transaction not in life.hints
+        and life.credit is None
+    )
+
+
+def _of_something_else(life: Life, seen: Sighting) -> Event:
+    why = f"transaction {seen.transaction} made this payment in block {seen.block_number}, before its quote was issued"
+    log.error("payment_of_before_its_quote", operation_id=life.operation_id, transaction=seen.transaction)
+    life.failure = OperatorNeeded(why, operation_id=life.operation_id)
+    return Event.DIVERTED
 
 
 def _why(seen: Sighting) -> str:

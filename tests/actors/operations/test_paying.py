@@ -186,6 +186,27 @@ async def test_a_result_that_was_kept_is_not_bought_with_a_payment_from_before_i
             await node.call(order(paid_by=attrs.evolve(old, quoted_head=scene.chain.head)))
 
 
+async def test_a_facilitator_that_verifies_a_payment_of_before_the_quote_releases_nothing(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    old = payment()
+    scene.chain.mine(old)
+    scene.chain.verdicts.append(Verification(Verdict.VALID))
+    made = order(paid_by=attrs.evolve(old, quoted_head=scene.chain.head))
+    async with scene.node() as node:
+        with pytest.raises(OperatorNeeded, match="before its quote"):
+            await node.call(made)
+        await waits_for_the_operator(node, made)
+
+
+async def test_a_payment_that_settles_here_on_a_chain_that_became_shorter_is_delivered(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    async with scene.node() as node:
+        ended = await node.call(order(paid_by=payment(quoted_head=scene.chain.head + 10)))
+        assert ended.receipt["settlement"]["status"] == "settled"
+
+
 @pytest.mark.parametrize(("has_code", "kind"), [(True, PayerHasCode), (False, SignatureInvalid)])
 async def test_a_refused_signature_of_an_account_with_code_is_told_as_that(
     scene: Scene, autojump_clock: MockClock, *, has_code: bool, kind: type[PaymentRequired]
