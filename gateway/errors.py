@@ -200,6 +200,12 @@ class PaymentRequired(GatewayError):
     next = "Sign one of `accepts` (x402 v2) or the WWW-Authenticate challenge (MPP) and send the same request again."
 
 
+class ExamplePriced(PaymentRequired):
+    """The price of the documented example, which an empty body is answered with; it cannot be paid."""
+
+    next = "Send your own request body. Its price can be paid, that of the example cannot."
+
+
 class PaymentRefused(PaymentRequired):
     """Base of payments that were refused, and that the chain does not show made.
 

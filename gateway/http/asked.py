@@ -50,7 +50,7 @@ class Asked:
         wait_s: how long the caller waits for an operation in flight.
         credential: the payment that came along, its signer recovered.
         quote: what the credential says it pays, if this node made it.
-        refusal: why the credential cannot be taken; told only once the key was looked up.
+        refusal: why no payment can be taken; told only once the key was looked up.
         example: it was the empty probe of a paid route.
     """
 
@@ -61,7 +61,7 @@ class Asked:
     sold: bool = False
     credential: Credential | None = attrs.field(default=None, repr=False)
     quote: Quote | None = None
-    refusal: errors.PaymentRefused | None = None
+    refusal: errors.PaymentRequired | None = None
     example: bool = False
 
 
@@ -83,7 +83,8 @@ class Reader:
         wait_s = patience(headers)
         if self._is_probe(body, headers):
             example = self.validator.valid(self.operation.example)
-            return Asked(example, None, network, wait_s, sold=True, example=True)
+            priced = errors.ExamplePriced("This is the price of the documented example. It cannot be paid.")
+            return Asked(example, None, network, wait_s, refusal=priced, sold=True, example=True)
         faults: list[GatewayError] = []
         violations = [Violation("", "the body is empty")] if body is None else self.validator.violations(body)
         valid = None if violations else self.validator.valid(body)

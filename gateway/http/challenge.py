@@ -74,7 +74,7 @@ class Quoting:
 
     def challenged(self, reason: PaymentRequired, offer: Offer) -> PaymentRequired:
         """Return a 402 for `reason` that carries the offer in headers and, readable, in its body."""
-        challenge = x402.payment_required(offer, None if type(reason) is PaymentRequired else reason.code)
+        challenge = x402.payment_required(offer, None if reason.code == PaymentRequired.code else reason.code)
         quote, asset = offer.quote, offer.terms.asset
         problem = own(reason)
         problem.headers |= {

@@ -97,6 +97,9 @@ async def test_the_probe_is_quoted_for_the_example_and_never_redeemed(tmp_path: 
         assert await shop.rows("operations") == 0
     assert (probed.status, probed.challenged) == (402, True)
     assert probed.json["quote"]["example"] is True
+    assert (probed.code, probed.json["error"]) == ("payment_required", "Payment required")
+    assert "cannot be paid" in probed.json["detail"]
+    assert "your own request body" in probed.json["next"]
     assert (paid_as_it_came.status, paid_as_it_came.code) == (400, "example_quote")
     assert (paid_with_a_body.status, paid_with_a_body.code) == (400, "example_quote")
 
