@@ -1,13 +1,12 @@
 """How a node is put together: its parts from its configuration, its actors in the order in which they may be asked.
 
-store -> store-watch, leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> sandbox -> operations
--> http (design: each asks only what started before it).
+store -> store-watch, clock -> leases -> idempotency, quota, ledger -> upstream -> prober -> settlement -> sandbox
+-> operations -> http (design: each asks only what started before it).
 """
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +18,7 @@ import structlog
 import trio
 
 from gateway.actors.ai import AiFamily, ai_routes
+from gateway.actors.clock import NodeClock
 from gateway.actors.embedded_model import ModelPlace, WorkerSettings, embedded_model
 from gateway.actors.findings import Findings
 from gateway.actors.idempotency import idempotency
@@ -71,11 +71,6 @@ DAY_S = 24 * 3600
 POLICIES = ("free_search", "free_ai", "scrape", "audio", "unpaid_quotes", "payment_attempts", "paid")
 
 
-def clock_ms() -> int:
-    """Return milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 def asset_of(configuration: Configuration) -> Asset:
     """Return the token that the node is paid in."""
     payment = configuration.payment
@@ -113,6 +108,7 @@ def policies_of(
 class Parts:
     """The running parts of a node that others look at; `sandbox` is None where it is switched off."""
 
+    clock: NodeClock
     node: Node
     table: Mapping[str, Operation]
     models: Sequence[ModelRoute]
@@ -140,19 +136,26 @@ async def start_actors(
     start = partial(runtime.start, capacity=MAILBOX)
     watched = StoreWatch(store)
     await start("store-watch", watched.watch)
-    leases = Leases(store, lease_ms=configuration.store.lease_ms)
+    clock = NodeClock(store)
+    utc = partial(_utc, clock)
+    if store.shared:
+        await start("clock", clock.watch)
+    leases = Leases(store, lease_ms=configuration.store.lease_ms, believed=lambda: clock.believed)
     await start("leases", leases.watch)
-    key_names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock_ms, hold=leases.hold))
-    quota_ref = await start(
-        "quota", partial(quota, policies=policies_of(configuration, adapters, models), store=store, clock_ms=clock_ms)
+    path = SettlementPath()
+    key_names = await start(
+        "idempotency", partial(idempotency, store=store, chain_ms=lambda: path.block_ms, hold=leases.hold)
     )
-    ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock_ms, hold=leases.hold))
+    quota_ref = await start(
+        "quota", partial(quota, policies=policies_of(configuration, adapters, models), store=store, clock_ms=clock)
+    )
+    ledger_ref = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock, hold=leases.hold))
     client = ClientPlace()
     call = Caller(await start("upstream", partial(upstream, place=client)), client)
     proofs = Proofs(trio.current_time)
     settings = settings_of(configuration).on(Machine())
     runs = SandboxPlace.of(settings) if configuration.sandbox.enabled else None
-    history = ProbeHistory(store, node=configuration.node.name, clock_ms=clock_ms, hold=leases.hold)
+    history = ProbeHistory(store, node=configuration.node.name, clock_ms=clock, hold=leases.hold)
     await start("probe-history", history.watch)
     rules = _rules(configuration)
     prober_ref = await start(
@@ -165,7 +168,7 @@ async def start_actors(
                 *(sandbox_routes(runs) if runs is not None else ()),
             ),
             proofs=proofs,
-            utc=_utc,
+            utc=utc,
             jitter=partial(random.uniform, 0.9, 1.1),
             rules=Rules(interval_s=configuration.search.probe_interval_s),
             findings=Findings(store, leases.hold),
@@ -175,16 +178,15 @@ async def start_actors(
     await _start_model(start, configuration, models, call, place, prober_ref)
     report, cost_asset = reporter(prober_ref), _cost_asset(configuration)
     families: dict[str, Family] = {
-        "search": MeteredFamily(SearchFamily(adapters, proofs, call, report, _utc, cost_asset), metrics),
-        "ai": MeteredFamily(AiFamily(CATALOG, models, proofs, call, report, _utc, cost_asset), metrics),
+        "search": MeteredFamily(SearchFamily(adapters, proofs, call, report, utc, cost_asset), metrics),
+        "ai": MeteredFamily(AiFamily(CATALOG, models, proofs, call, report, utc, cost_asset), metrics),
     }
     table = operations_table(configuration.ai.margin_percent, partial(_resolves, runs, pinned_names()))
-    path = SettlementPath()
-    settlement_ref = await _start_settlement(start, configuration, call, path)
+    settlement_ref = await _start_settlement(start, configuration, call, path, clock)
     families["sandbox"] = MeteredFamily(
         await _start_sandbox(start, settings, runs, proofs, prober_ref, cost_asset), metrics
     )
-    around = _surroundings(configuration, store, keys, signer, families, settlement_ref)
+    around = _surroundings(configuration, store, keys, signer, clock, families, settlement_ref)
     around = attrs.evolve(around, posted=partial(_tell, ledger_ref, Posted()))
     payment = configuration.payment
     limits = Limits(unsettled_per_payer=payment.max_unsettled_per_payer, unsettled=payment.max_unsettled)
@@ -213,7 +215,8 @@ async def start_actors(
         quota=quota_ref,
         operations=operations_ref,
         settlement=settlement_ref,
-        clock_ms=clock_ms,
+        clock_ms=clock,
+        clock_skew=lambda: clock.skew_ms,
         means=Means(
             watched.health,
             tuple(
@@ -221,7 +224,7 @@ async def start_actors(
             ),
         ),
     )
-    return Parts(node, table, models, signer, proofs, prober_ref, path, operations_ref, runs, watched)
+    return Parts(clock, node, table, models, signer, proofs, prober_ref, path, operations_ref, runs, watched)
 
 
 async def _start_model(
@@ -281,14 +284,20 @@ def _cost_asset(configuration: Configuration) -> CostAsset:
 
 
 async def _start_settlement(
-    start: Callable[..., Any], configuration: Configuration, call: Caller, path: SettlementPath
+    start: Callable[..., Any], configuration: Configuration, call: Caller, path: SettlementPath, clock: NodeClock
 ) -> Ref[SettlementMessage] | None:
     payment = configuration.payment
     if not payment.configured:
         return None
     calling = partial(call, stops=True)  # the settlement actor sees each of its calls to the end
     facilitator = Facilitator(payment.facilitator_url, calling, payment.verify_timeout_s, payment.settle_timeout_s)
-    chain = Chain(asset_of(configuration).chain_id, payment.rpc_urls, calling, payment.confirmations)
+    chain = Chain(
+        asset_of(configuration).chain_id,
+        payment.rpc_urls,
+        calling,
+        payment.confirmations,
+        utc_s=lambda: clock() / 1000,
+    )
     body = partial(settlement, facilitator=facilitator, chain=chain, network=payment.network, path=path)
     ref: Ref[SettlementMessage] = await start("settlement", body)
     return ref
@@ -299,6 +308,7 @@ def _surroundings(
     store: Engine,
     keys: Keys,
     signer: Signer,
+    clock: NodeClock,
     families: Mapping[str, Family],
     settlement_ref: Ref[SettlementMessage] | None,
 ) -> Surroundings:
@@ -311,7 +321,7 @@ def _surroundings(
         signer=signer,
         asset=asset_of(configuration),
         node=configuration.node.name,
-        clock_ms=clock_ms,
+        clock_ms=clock,
         draining=trio.Event(),
         posted=_nothing,
         settle_wait_s=payment.settle_wait_s,
@@ -337,5 +347,5 @@ def _nothing() -> None:
     return
 
 
-def _utc() -> datetime:
-    return datetime.now(UTC)
+def _utc(clock: NodeClock) -> datetime:
+    return datetime.fromtimestamp(clock() / 1000, UTC)

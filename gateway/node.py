@@ -15,12 +15,13 @@ import attrs
 import structlog
 import trio
 
+from gateway.actors.clock import wall_ms
 from gateway.actors.embedded_model import ModelPlace
 from gateway.actors.runtime import Event, Runtime, open_runtime
 from gateway.actors.store import Committed, Engine, Reason, StoreHealth, StoreRefused
 from gateway.actors.store.moves import require_whole
 from gateway.back_ends import adapters_of, model_routes_of
-from gateway.composition import Parts, clock_ms, start_actors
+from gateway.composition import Parts, start_actors
 from gateway.config import Configuration, ConfigurationError
 from gateway.errors import Violation
 from gateway.http.metrics import Metrics
@@ -92,7 +93,7 @@ async def open_node(
 
     assert_coincurve()
     bound_recursion()
-    started_at, metrics, damaged = clock_ms(), Metrics(), trio.Event()
+    started_at, metrics, damaged = wall_ms(), Metrics(), trio.Event()
     node, stopping = configuration.node, trio.Event() if stop is None else stop
     own = (node.operator_listen,) if operator else ()
     with (
@@ -227,7 +228,7 @@ def _public_app(configuration: Configuration, inside: Inside, parts: Parts) -> G
         parts.node,
         base_url=configuration.base_url,
         key_set=parts.signer.key_set,
-        readiness=Readiness(partial(faults, parts.watched, inside.runtime.health)),
+        readiness=Readiness(partial(faults, parts.watched, inside.runtime.health, parts.node.clock_skew)),
         models=_models_page(configuration, parts),
     )
     inside.metrics.watch(app, parts.table)
@@ -265,7 +266,7 @@ def _inside(
         sells=configuration.payment.configured,
         operations=parts.operations,
         metrics=metrics,
-        clock_ms=clock_ms,
+        clock_ms=parts.clock,
         started_at=started_at,
         models=parts.models,
         sandbox=parts.sandbox,

@@ -31,6 +31,7 @@ from gateway.actors.runtime import open_runtime
 from gateway.actors.settlement import Verdict, Verification
 from gateway.actors.store import Row, Statement, Value, open_sqlite
 from gateway.actors.store.sqlite import SqliteStore, inline
+from gateway.actors.store_time import confirmed
 from gateway.config import structure
 from gateway.errors import ExecutorFailed
 from gateway.http.operator_view import FILTERS
@@ -155,8 +156,8 @@ def sell(directory: Path) -> None:
             assert (await shop.buy(key="a key of a failed call")).status == 200
             await shop.node.idempotency.ask(Show(bought.json["operationId"], names), within=5)
             assert await last_block(shop.store) is None
-            await sweep(shop.store, shop.clock() + 8 * DAY_MS)
-            await sweep(shop.store, shop.clock() + 401 * DAY_MS)
+            await sweep(shop.store, confirmed(shop.clock() + 8 * DAY_MS))
+            await sweep(shop.store, confirmed(shop.clock() + 401 * DAY_MS))
 
     trio.run(live)
 

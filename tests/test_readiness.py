@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from gateway.actors.runtime import Ask, Inbox, Runtime, open_runtime
 from gateway.actors.store import Reason, StoreHealth
 from gateway.actors.store_watch import SILENT_S, StoreWatch
-from gateway.readiness import ANSWER_S, faults
+from gateway.readiness import ANSWER_S, Fault, faults
 
 WELL = StoreHealth(writable=True, reason=None, since=0.0)
 
@@ -49,15 +49,15 @@ async def fragile(inbox: Inbox[Break]) -> None:
         raise ValueError("with words for operators only")
 
 
-Asking = Callable[[], Awaitable[list[dict[str, str]]]]
+Asking = Callable[[], Awaitable[list[Fault]]]
 
 
 @asynccontextmanager
-async def watched(store: Store) -> AsyncIterator[tuple[Asking, Runtime]]:
+async def watched(store: Store, skew_ms: int | None = None) -> AsyncIterator[tuple[Asking, Runtime]]:
     async with open_runtime() as runtime:
         watch = StoreWatch(store)  # type: ignore[arg-type]  # all that is asked of it
         await runtime.start("store-watch", watch.watch)
-        yield partial(faults, watch, runtime.health), runtime
+        yield partial(faults, watch, runtime.health, lambda: skew_ms), runtime
 
 
 async def timed(ask: Callable[[], Any]) -> tuple[Any, float]:
@@ -111,6 +111,11 @@ async def test_a_silence_has_one_reason_however_it_shows(autojump_clock: MockClo
 async def test_what_is_known_of_a_store_is_named(autojump_clock: MockClock, health: StoreHealth, reason: str) -> None:
     async with watched(Store(found=health)) as (asking, _):
         assert await asking() == [{"part": "store", "reason": reason}]
+
+
+async def test_a_clock_that_is_far_from_the_store_s_is_named_with_how_far(autojump_clock: MockClock) -> None:
+    async with watched(Store(), -401 * 24 * 3600 * 1000) as (asking, _):
+        assert await asking() == [{"part": "clock", "reason": "clock_skew", "aheadMs": -34_646_400_000}]
 
 
 async def test_an_actor_that_restarts_is_named_with_the_kind_of_its_crash(autojump_clock: MockClock) -> None:

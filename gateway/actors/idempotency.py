@@ -181,10 +181,20 @@ def _hit(row: Row) -> _Hit:
     return _Hit(row[0], row[1], State(str(row[2])), *row[3:])  # type: ignore[arg-type]  # the schema's types
 
 
-async def idempotency(inbox: Inbox[Message], *, store: Store, clock_ms: Callable[[], int], hold: Hold = alone) -> None:
-    """Serve look-ups, a snapshot for all that wait; sweep what is past its life."""
+def _unconfirmed() -> None:
+    """Return that no chain tells the time."""
+    return
+
+
+async def idempotency(
+    inbox: Inbox[Message], *, store: Store, chain_ms: Callable[[], int | None] = _unconfirmed, hold: Hold = alone
+) -> None:
+    """Serve look-ups, a snapshot for all that wait; sweep what is past its life.
+
+    `chain_ms` returns the time of the chain's latest block where one was seen lately.
+    """
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold, RETENTION, lambda _: keep_sweeping(store, clock_ms))
+        nursery.start_soon(hold, RETENTION, partial(keep_sweeping, store, chain_ms))
         inbox.ready(at_once=partial(_serve_at_once, store) if isinstance(store, InLoop) else None)
         async for letters in inbox.batches(BATCH):
             await _serve(letters, store)

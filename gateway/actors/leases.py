@@ -5,6 +5,8 @@ lease costs no writes of its own.  Each node reads all leases every quarter of a
 wanted, and ends a duty as soon as its lease is lost or may have run out.  What an earlier holder may still be writing
 is stopped by the fence: the epoch of the lease, one more for every holder.
 
+A node whose clock cannot be believed (`gateway.actors.clock`) takes no lease, and gives back those that it holds.
+
 For a new duty of an actor, one line: `nursery.start_soon(hold, "name", duty)`.
 """
 
@@ -114,11 +116,14 @@ class Seen:
 class Leases:
     """All leases of a store as one node sees them; `watch` is the actor that looks, actors hold them through `hold`.
 
-    `lease_ms` is the lease by which the nodes of this store are joined.
+    `lease_ms` is the lease by which the nodes of this store are joined; `believed` says whether this node's clock is.
     """
 
-    def __init__(self, store: NodeStore, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self, store: NodeStore, *, lease_ms: int = LEASE_MS, believed: Callable[[], bool] = lambda: True
+    ) -> None:
         self._store = store
+        self._believed = believed
         self._lease_s = lease_ms / 1000
         self._seen: Mapping[str, Seen] = MappingProxyType({})
         self._looks = 0
@@ -153,7 +158,8 @@ class Leases:
 
         Returns when the duty does, and the lease is given back then, as after an exception or a cancellation.  A duty
         whose lease is lost is cancelled within a quarter of a lease and one look; where the store cannot be asked, when
-        the lease may have run out.  On a store of one node the duty just runs.
+        the lease may have run out.  So is one whose node is not to be believed any more.  On a store of one node the
+        duty just runs.
         """
         if not self._store.shared:
             await alone(name, duty)
@@ -217,7 +223,7 @@ class Leases:
         return done
 
     async def _end_when_lost(self, held: Held, scope: trio.CancelScope) -> None:
-        while (until := self._good_until(held)) > trio.current_time():
+        while self._believed() and (until := self._good_until(held)) > trio.current_time():
             with trio.move_on_at(until):
                 await self._looked.wait()
         scope.cancel()
@@ -237,7 +243,7 @@ class Leases:
     def _free(self, name: str) -> bool:
         """Say whether the lease is worth a try: nobody alive has it, or this node has it from before a crash."""
         seen, member = self._seen.get(name), self._store.membership
-        if not self._shown:
+        if not self._shown or not self._believed():
             return False
         return seen is None or not seen.alive or (seen.node, seen.node_epoch) == (member.node, member.epoch)
 

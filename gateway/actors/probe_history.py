@@ -147,7 +147,7 @@ class ProbeHistory:
         """The actor "probe-history": write now and then, and once more at the end."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_writing)
-            nursery.start_soon(self._hold, LEASE, partial(keep_thinning, self._store, self._clock_ms))
+            nursery.start_soon(self._hold, LEASE, partial(keep_thinning, self._store))
             inbox.ready()
             async for _ in inbox:
                 pass

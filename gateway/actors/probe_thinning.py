@@ -5,7 +5,7 @@ One node at a time does it for all (`gateway.actors.leases`), an hour of a route
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import structlog
@@ -13,6 +13,7 @@ import trio
 
 from gateway.actors.leases import Held
 from gateway.actors.store import Conflict, Row, Statement, Store, Value
+from gateway.actors.store_time import reached
 from gateway.errors import StoreUnavailable
 from gateway.registry.spells import COARSE_MS, FINE_MS, Spell, thinned
 
@@ -38,11 +39,16 @@ ADD = f"INSERT INTO probe_history ({_NAMES}) VALUES (:{_NAMES.replace(', ', ', :
 DROP = "DELETE FROM probe_history WHERE width = :width AND began_at < :before"
 
 
-async def keep_thinning(store: Store, clock_ms: Callable[[], int], held: Held) -> None:
-    """Thin again and again while the lease is held; a store that is away is thinned later."""
+async def keep_thinning(store: Store, held: Held) -> None:
+    """Thin again and again while the lease is held; a store that is away is thinned later.
+
+    What is old is told by the store's mark, not by a clock (`gateway.actors.store_time`).
+    """
     while True:
         try:
-            await thin(store, clock_ms(), held)
+            now = await reached(store)
+            if now is not None:
+                await thin(store, now, held)
         except (StoreUnavailable, Conflict) as error:
             log.info("probe_history_unthinned", reason=str(error))
         await trio.sleep(THIN_EVERY_S)

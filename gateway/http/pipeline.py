@@ -17,6 +17,7 @@ from gateway import errors
 from gateway.actors import idempotency as keys
 from gateway.actors import operations as ops
 from gateway.actors import quota as quotas
+from gateway.actors.clock import CLOCK_SKEW
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
@@ -74,6 +75,7 @@ class Node:
     operations: Ref[OperationsMessage]
     settlement: Ref[SettlementMessage] | None
     clock_ms: Callable[[], int]
+    clock_skew: Callable[[], int | None] = lambda: None
     new_key: Callable[[], str] = new_key
     lanes: Lanes = attrs.field(factory=Lanes)
     means: Means = attrs.field(factory=Means)
@@ -241,7 +243,9 @@ class Pipeline:
             self._admit_payment()
 
     def _admit_payment(self) -> None:
-        """Refuse where no payment can be settled now."""
+        """Refuse where no payment can be judged or settled now."""
+        if self.node.clock_skew() is not None:
+            raise errors.SettlementUnavailable(f"no payment can be judged ({CLOCK_SKEW})", extra={"reason": CLOCK_SKEW})
         closed = "payment_not_configured" if self.node.terms is None else self.node.path.closed
         if closed is not None:
             self.node.want_path()

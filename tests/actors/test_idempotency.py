@@ -58,7 +58,7 @@ class Watched:
 
 
 async def started(runtime: Runtime, store: Watched) -> Any:
-    return await runtime.start("idempotency", partial(idempotency, store=store, clock_ms=lambda: 0), capacity=256)
+    return await runtime.start("idempotency", partial(idempotency, store=store), capacity=256)
 
 
 async def test_look_ups_that_wait_together_are_read_in_one_snapshot(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from gateway.actors.prober import Route, prober
 from gateway.actors.retention import sweep
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Conflict, PostgresqlSettings, PostgresqlStore, Statement, open_postgresql
+from gateway.actors.store_time import confirmed
 from gateway.registry.qualification import Finding, Proofs, Rules
 from gateway.world.postgresql import open_server
 
@@ -254,5 +256,5 @@ async def test_what_was_left_behind_is_swept_here_too(postgresql_url: str) -> No
             Statement("INSERT INTO leases VALUES ('old', 'gone', 1, 1, 0)"),
             Statement("INSERT INTO findings VALUES ('old', '', 'gone', 0, 1, '{}')"),
         )
-        await sweep(store, 0)
+        await sweep(store, confirmed(time.time_ns() // 1_000_000))
         assert await store.fetch("SELECT name FROM leases") == await store.fetch("SELECT route FROM findings") == []

@@ -13,6 +13,7 @@ from gateway.actors.probe_history import COLUMNS, ProbeHistory, written
 from gateway.actors.probe_thinning import DAY_MS, KEPT_MS, keep_thinning, spell_of, thin
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Conflict, Row, Statement, Store, Value
+from gateway.actors.store_time import FACT, SET_MARK
 from gateway.registry.spells import COARSE_MS, FINE_MS, Spell
 from tests.actors.nodes import LEASE_MS, Member, open_nodes
 
@@ -26,6 +27,11 @@ def spell(began_at: int, route: str = "ai/a", node: str = "node-1", width: int =
 async def put(store: Store, spells: Sequence[Spell]) -> None:
     for first in range(0, len(spells), 500):
         await store.commit(*map(written, spells[first : first + 500]))
+
+
+async def reach(store: Store, ms: int) -> None:
+    """Say how far time has come for the store, as the sweeper does."""
+    await store.commit(Statement(SET_MARK, {"name": FACT, "value": str(ms)}))
 
 
 async def kept(store: Store) -> list[Spell]:
@@ -106,12 +112,26 @@ async def test_who_no_longer_holds_the_lease_thins_nothing(autojump_clock: MockC
 async def test_a_store_that_was_away_is_thinned_later(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with open_nodes(tmp_path) as nodes, trio.open_nursery() as nursery:
         store = await nodes.join("one")
+        await reach(nodes.real, NOW)
         await put(nodes.real, [spell(NOW - 100 * DAY_MS)])
         with store.unreachable():
-            nursery.start_soon(keep_thinning, store, lambda: NOW, ALONE)
+            nursery.start_soon(keep_thinning, store, ALONE)
             await trio.sleep(300)
             assert len(await kept(nodes.real)) == 1
         await trio.sleep(301)
+        assert await kept(nodes.real) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_thinned_by_a_clock_alone(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """The store's clock is long past the spell; how far time has come nobody has found out yet."""
+    async with open_nodes(tmp_path) as nodes, trio.open_nursery() as nursery:
+        await put(nodes.real, [spell(NOW - 100 * DAY_MS)])
+        nursery.start_soon(keep_thinning, nodes.real, ALONE)
+        await trio.sleep(1)
+        assert len(await kept(nodes.real)) == 1
+        await reach(nodes.real, NOW)
+        await trio.sleep(600)
         assert await kept(nodes.real) == []
         nursery.cancel_scope.cancel()
 
@@ -130,6 +150,7 @@ async def test_of_two_nodes_one_thins_and_the_other_goes_on_when_it_has_died(
 
     async with open_nodes(tmp_path) as nodes, trio.open_nursery() as nursery:
         one, two = await nodes.join("one"), await nodes.join("two")
+        await reach(nodes.real, NOW)
         scopes = trio.CancelScope(), trio.CancelScope()
         for member, scope in zip((one, two), scopes, strict=True):
             nursery.start_soon(live, member, scope)

@@ -26,10 +26,11 @@ from gateway.actors.operations.exposure import ELSEWHERE, OF_PAYER
 from gateway.actors.operations.life import State
 from gateway.actors.operations.reorg import LAST_END, RECENT, WATCH_MS
 from gateway.actors.payment import Payment
-from gateway.actors.retention import OUTPUTS_DUE, SWEEP_AT_ONCE, TOMBSTONES_DUE, sweep
+from gateway.actors.retention import KINDS, SWEEP_AT_ONCE, sweep
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Engine, PostgresqlSettings, Statement, Value, open_postgresql, open_sqlite
 from gateway.actors.store.sqlite import SqliteStore
+from gateway.actors.store_time import confirmed
 from gateway.http.metrics import ENDED
 from gateway.http.operator_view import COUNTS, NODES, STATES, details, listing
 from gateway.registry import ledger
@@ -91,7 +92,7 @@ def exposed(trace: Trace, _: random.Random) -> Sequence[Query]:
 
 
 def nothing_due(_: Trace, __: random.Random) -> Sequence[Query]:
-    return [(each, {"now": now_ms(), "limit": SWEEP_AT_ONCE}) for each in (OUTPUTS_DUE, TOMBSTONES_DUE)]
+    return [(each.due, each.named(now_ms())) for each in KINDS]
 
 
 def watched(_: Trace, __: random.Random) -> Sequence[Query]:
@@ -257,7 +258,7 @@ async def costs(store: Engine, past: Past) -> tuple[Costs, Mapping[str, Sequence
     found |= written
     found |= {name: await read(store.fetch_many, what, past.traces) for name, what in BESIDE_IT.items()}
     found["ledger: seal 500 entries"] = await once(partial(seal_next, store, SIGNER, now_ms()), 1)
-    found["sweep, an output that is due"] = await once(partial(sweep, store, now_ms()), DUE)
+    found["sweep, an output that is due"] = await once(partial(sweep, store, confirmed(now_ms())), DUE)
     asked = {name: what(past.traces[-1], random.Random(3)) for name, what in {**ON_THE_ROAD, **BESIDE_IT}.items()}
     return found, asked | {
         name: [(each.sql, each.parameters) for each in statements] for name, statements in last.items()

@@ -326,7 +326,7 @@ async def open_ai_shop(
     policies = {name: Policy(name, limit, DAY_S if ":" in name else 60) for name, limit in counts.items()}
     async with open_runtime() as runtime, open_sqlite(runtime, directory / "gateway.db") as store:
         start = partial(runtime.start, capacity=1024)
-        names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock))
+        names = await start("idempotency", partial(idempotency, store=store))
         quotas = await start("quota", partial(quota, policies=policies, store=store, clock_ms=clock))
         books = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock))
         call = Caller(await start("upstream", upstream))

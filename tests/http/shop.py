@@ -63,9 +63,10 @@ LIMITS = {"free_search": 12, "unpaid_quotes": 300, "payment_attempts": 120, "pai
 
 @attrs.define(eq=False)
 class Clock:
-    """The wall clock, put ahead or back by a test."""
+    """The wall clock, put ahead or back by a test; `skew_ms` is how far it is said to be from a shared store's."""
 
     ahead_ms: int = 0
+    skew_ms: int | None = None
 
     def __call__(self) -> int:
         return time.time_ns() // 1_000_000 + self.ahead_ms
@@ -267,7 +268,7 @@ async def open_shop(
     signer = Signer.from_keys({1: b"r" * 32})
     async with open_runtime() as runtime, open_sqlite(runtime, directory / "gateway.db") as store:
         start = partial(runtime.start, capacity=capacity)
-        names = await start("idempotency", partial(idempotency, store=store, clock_ms=clock))
+        names = await start("idempotency", partial(idempotency, store=store))
         policies = {name: Policy(name, limit) for name, limit in limits.items()}
         quotas = await start("quota", partial(quota, policies=policies, store=store, clock_ms=clock))
         books = await start("ledger", partial(ledger, store=store, signer=signer, clock_ms=clock))
@@ -314,6 +315,7 @@ async def open_shop(
             operations=desk,
             settlement=settlement,
             clock_ms=clock,
+            clock_skew=lambda: clock.skew_ms,
         )
         pipelines = {each.id: Pipeline.of(each, node) for each in table.values()}
         yield Shop(runtime, store, node, search, bank, clock, signer, table, pipelines)

@@ -18,6 +18,8 @@ from gateway import errors
 from gateway.actors.retention import sweep
 from gateway.actors.settlement import Standing, Verdict, Verification
 from gateway.actors.store import Statement
+from gateway.actors.store_time import confirmed
+from gateway.http.pipeline import Pipeline
 from gateway.registry.receipts import verify_receipt
 from gateway.registry.table import OPERATIONS
 from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, PEPPERS, Answer, Shop, open_shop, together
@@ -233,7 +235,7 @@ async def test_key_and_payment_identifier_of_two_operations_conflict(tmp_path: P
 async def test_a_tombstoned_key_answers_with_the_receipt_and_is_never_charged_again(tmp_path: Path) -> None:
     async with open_shop(tmp_path) as shop:
         first = await shop.buy(key=KEY)
-        await sweep(shop.store, shop.clock() + 8 * DAY_MS)
+        await sweep(shop.store, confirmed(shop.clock() + 8 * DAY_MS))
         unpaid = await shop.post(key=KEY)
         paid = await shop.post(key=KEY, headers=paying(await shop.post(key=OTHER_KEY)))
         for answer in (unpaid, paid):
@@ -482,6 +484,44 @@ async def test_what_cannot_be_settled_now_is_not_quoted(tmp_path: Path) -> None:
         assert answer.json["reason"] == "facilitator_timeout"
 
 
+@pytest.mark.parametrize("skew_ms", [11_000, -11_000])
+async def test_a_node_whose_clock_is_far_from_the_store_s_neither_quotes_nor_judges_a_payment(
+    tmp_path: Path, skew_ms: int
+) -> None:
+    """Its own clock might take what has expired, or refuse what is valid; results stand, free calls go on."""
+    async with open_shop(tmp_path) as shop:
+        bought = await shop.buy(key=KEY)
+        other = KEY[::-1]
+        quoted = await shop.post(key=other)
+        shop.clock.skew_ms = skew_ms
+        for headers in ({}, PAYER.x402(quoted)):
+            answer = await shop.post(key=other, headers=headers)
+            assert (answer.status, answer.code, answer.challenged) == (503, "settlement_unavailable", False)
+            assert (answer.json["reason"], answer.json["retryable"]) == ("clock_skew", True)
+        assert (shop.bank.verified, await shop.rows("operations")) == (1, 1)
+        replay = await shop.post(key=KEY)
+        assert replay.json == bought.json | {"replayed": True}
+        assert (await shop.post("search.free", key=KEY[1:])).status == 200
+        shop.clock.skew_ms = None
+        assert (await shop.post(key=other, headers=PAYER.x402(quoted))).status == 200
+
+
+async def test_no_challenge_is_told_by_a_clock_that_went_wrong_while_the_operation_ran(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        quoted = await shop.post(key=KEY)
+        shop.bank.verification = Verification(Verdict.INVALID, "insufficient_funds")
+
+        def goes_wrong() -> int | None:
+            return 60_000 if shop.bank.verified else None
+
+        pipeline = shop.pipelines["search.paid"]
+        shop.pipelines["search.paid"] = Pipeline.of(
+            pipeline.operation, attrs.evolve(pipeline.node, clock_skew=goes_wrong)
+        )
+        answer = await shop.post(key=KEY, headers=PAYER.x402(quoted))
+        assert (answer.status, answer.json["reason"], answer.challenged) == (503, "clock_skew", False)
+
+
 async def test_a_node_without_payments_sells_nothing_and_serves_free(tmp_path: Path) -> None:
     async with open_shop(tmp_path, terms=None) as shop:
         answer = await shop.post(key=KEY)
@@ -682,7 +722,7 @@ async def test_a_keyless_result_is_read_by_the_payer_who_paid_it_only(tmp_path: 
             assert (await shop.post(headers=again, peer=ELSEWHERE)).json == bought.json | {"replayed": True}
         key = quoted.headers["Idempotency-Key"]
         assert (await shop.post(key=key, peer=ELSEWHERE)).json["replayed"] is True
-        await sweep(shop.store, shop.clock() + 8 * DAY_MS)
+        await sweep(shop.store, confirmed(shop.clock() + 8 * DAY_MS))
         assert (await shop.post(headers=paying(quoted))).code == "result_expired"
         late = await shop.post(headers=stranger, peer=ELSEWHERE)
         assert (late.code, "receipt" in late.json) == ("quote_conflict", False)

@@ -3,19 +3,24 @@
 `python forge.py` reads an order a line, as JSON, and answers each with a line: `{"config", "log", "environment"}` with
 a process id, `{"poll": pid}` with how that process ended (null while it runs).  When its input closes it kills what it
 forked and ends.
+
+With `CLOCK_DIAL` in its environment, the path of a `Dial`, a node has a clock that is ahead by what that says.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import random
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +33,26 @@ PR_SET_PDEATHSIG = 1
 
 
 # -- in the test -------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Dial:
+    """How far the clock of a node's machine is ahead, to be turned while the node runs."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: Path) -> Dial:
+        path.write_bytes(struct.pack("<q", 0))
+        return cls(path)
+
+    def turn(self, ahead_s: int) -> None:
+        with self.path.open("r+b") as file:
+            file.write(struct.pack("<q", ahead_s))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"CLOCK_DIAL": str(self.path)}
 
 
 @attrs.define(eq=False)
@@ -101,8 +126,23 @@ def open_forge() -> Iterator[Forge]:
 # -- in the forge ------------------------------------------------------------------------------------------------------
 
 
+DIALS: list[mmap.mmap] = []
+
+
+def bend_time() -> None:
+    """Let this process's wall clock go by its dial; before anything keeps the real one."""
+    real_s, real_ns = time.time, time.time_ns
+
+    def ahead_s() -> int:
+        return int(struct.unpack("<q", DIALS[0][:8])[0]) if DIALS else 0
+
+    time.time = lambda: real_s() + ahead_s()
+    time.time_ns = lambda: real_ns() + ahead_s() * 10**9
+
+
 def main() -> None:
     """Take orders until there are none."""
+    bend_time()
     import eth_account
     import web3
 
@@ -150,6 +190,9 @@ def _become_node(order: Mapping[str, Any]) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for descriptor, standard in ((null, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, standard)
+        if "CLOCK_DIAL" in os.environ:
+            with Path(os.environ["CLOCK_DIAL"]).open("rb") as file:
+                DIALS.append(mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ))
         random.seed()
         failpoints.armed = failpoints.Armed.of(os.environ.get("GATEWAY_FAILPOINT"))
         gateway(["serve", "--config", order["config"]])

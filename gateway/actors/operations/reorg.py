@@ -44,7 +44,8 @@ SOLD = f"""
     SELECT {", ".join(PUBLIC_COLUMNS)}, sealed_payment, receipt FROM operations
     WHERE operation_id = :operation_id AND receipt IS NOT NULL
 """  # noqa: S608 - columns
-LAST_END = "SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL"
+LAST_END = "SELECT MAX(ended_at) FROM operations WHERE ended_at IS NOT NULL AND ended_at <= :store_ms"
+"""An end that was written by a clock ahead is not taken for the last."""
 LOOK_BACK_MS = 60_000
 """How much later than its time an end may become durable, and how far the clocks of two nodes may be apart."""
 
@@ -113,7 +114,8 @@ class Watch:
     async def _read(self, since: int) -> None:
         around, asset = self.around, self.around.asset
         found = await around.store.fetch(RECENT, {"since": since, "network": asset.network, "asset": asset.address})
-        self.read_to = max([self.read_to or since, *(int(ended_at or 0) for *_, ended_at in found)])
+        now = around.clock_ms()
+        self.read_to = max([self.read_to or since, *(min(int(ended_at or 0), now) for *_, ended_at in found)])
         for operation_id, epoch, transaction, number, block_hash, _ in found:
             owner = rows.Owner(str(operation_id), around.node, int(epoch or 0))
             settled = rows.Settled(str(transaction), int(number or 0), str(block_hash))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
+from gateway.actors.clock import CLOCK_SKEW
 from gateway.actors.failpoints import failpoint
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ask, Inbox, Letter
@@ -23,7 +24,7 @@ PROBE_INTERVAL_S = 15.0
 PROBE_RETRY_S = 1.0
 PROOF_LIFE_S = 45.0
 CLOSING_FAILURES = 2
-"""One failed probe in a row is tolerated while the last proof lives."""
+"""One failed probe in a row is tolerated while the last proof lives, but not a wrong clock."""
 START_PATIENCE_S = 5.0
 """How long the actor's start waits for its first proof."""
 
@@ -83,7 +84,11 @@ Message = Verify | Settle | Look | StillStands | BlockTime | HasCode | Wanted
 
 @attrs.define
 class SettlementPath:
-    """What is proven of the settlement path now.  Read by anyone in the loop, written by the settlement actor alone."""
+    """What is proven of the settlement path now.  Read by anyone in the loop, written by the settlement actor alone.
+
+    `head` is the number of the latest block; `block_ms` is its time in milliseconds since 1970, None where no block was
+    seen for a minute.
+    """
 
     clock: Callable[[], float] = trio.current_time
     proven_until: float = float("-inf")
@@ -91,6 +96,7 @@ class SettlementPath:
     failures: int = 0
     probed_at: float = float("-inf")
     head: int | None = None
+    block_ms: int | None = None
 
     @property
     def closed(self) -> str | None:
@@ -130,14 +136,14 @@ class _Desk:
                 await self.chain.usable()
             except ChainUnavailable as error:
                 reason = str(error)
-        path.head = self.chain.height or path.head
+        path.head, path.block_ms = self.chain.height or path.head, self.chain.block_ms
         if reason is None:
             path.failures, path.reason = 0, "proof_expired"
             path.proven_until = trio.current_time() + PROOF_LIFE_S
             return
         path.failures += 1
         path.reason = reason
-        if path.failures >= CLOSING_FAILURES:
+        if path.failures >= CLOSING_FAILURES or reason == CLOCK_SKEW:
             path.proven_until = float("-inf")
 
     async def keep_proven(self) -> None:
@@ -183,7 +189,7 @@ class _Desk:
         failpoint("look.before")
         sighting = await self.chain.look(search_of(payment), from_block=from_block, hints=hints)
         failpoint("look.after")
-        self.path.head = self.chain.height or sighting.head
+        self.path.head, self.path.block_ms = self.chain.height or sighting.head, self.chain.block_ms
         return sighting
 
 

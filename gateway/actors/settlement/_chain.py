@@ -18,6 +18,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from gateway.actors.clock import CLOCK_SKEW
 from gateway.actors.settlement._proof import AUTHORIZATION_CANCELED, Finding, Search, read
 from gateway.actors.settlement._rpc import ChainUnavailable, EndPoint, Head, Receipt, Unusable
 from gateway.actors.settlement._together import together
@@ -32,6 +33,8 @@ EXPIRY_MARGIN_S = 30
 earlier times."""
 OLDEST_HEAD_S = 300
 """How old the latest block may be before its end point is taken to have stopped following the chain."""
+NEWEST_HEAD_S = 300
+"""How far the latest block may be ahead of this node's clock before that is taken to be wrong."""
 SEEN_FOR_S = 60.0
 """How long the highest block seen binds; after that a lower one is believed (a test chain was rolled back)."""
 COOL_OFF_S = 15.0
@@ -86,6 +89,7 @@ class _Memory:
 
     end_points: tuple[EndPoint, ...]
     height: int = 0
+    timestamp: int = 0
     seen_at: float = float("-inf")
     trails: dict[tuple[EndPoint, Search], Trail] = attrs.field(factory=dict)
 
@@ -98,7 +102,7 @@ class _Memory:
         """Remember the highest block of the last while."""
         now = trio.current_time()
         if head.number >= self.height or now - self.seen_at > SEEN_FOR_S:
-            self.height, self.seen_at = head.number, now
+            self.height, self.timestamp, self.seen_at = head.number, head.timestamp, now
 
 
 @attrs.frozen(eq=False)
@@ -133,12 +137,20 @@ class Chain:
         """The highest block seen lately, None before the first."""
         return self._memory.height or None
 
+    @property
+    def block_ms(self) -> int | None:
+        """The time of that block, in milliseconds since 1970, None unless it was seen in the last minute."""
+        memory = self._memory
+        return memory.timestamp * 1000 if trio.current_time() - memory.seen_at <= SEEN_FOR_S else None
+
     async def usable(self) -> None:
-        """Find out whether looks would be answered now; raises `ChainUnavailable`."""
+        """Find out whether looks would be answered, and by a right clock; raises `ChainUnavailable`."""
 
         async def one(end_point: EndPoint) -> None:
             head, _ = await self._head_and(end_point)
             self._must_be_fresh(head)
+            if head.timestamp > self.utc_s() + NEWEST_HEAD_S:
+                raise ChainUnavailable(CLOCK_SKEW)
             await end_point.reads_at(head.block_hash)
 
         await self._first(one)

@@ -594,9 +594,7 @@ class Scene:
         hold: Hold,
         changes: Mapping[str, Any],
     ) -> Node:
-        names = await runtime.start(
-            "idempotency", partial(idempotency, store=store.real, clock_ms=self.clock_ms), capacity=1024
-        )
+        names = await runtime.start("idempotency", partial(idempotency, store=store.real), capacity=1024)
         settlement = await runtime.start("settlement", self.chain.actor, capacity=1024) if sells else None
         around = Surroundings(
             store=store,

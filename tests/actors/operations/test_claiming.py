@@ -25,6 +25,7 @@ from gateway.actors.store import (
 )
 from gateway.actors.store.postgresql_membership import BEGIN, COMMIT, accepted
 from gateway.actors.store.postgresql_sql import command
+from gateway.actors.store_time import confirmed
 from gateway.errors import (
     ExecutorFailed,
     IdempotencyKeyReused,
@@ -215,7 +216,7 @@ async def test_a_failed_attempt_that_was_swept_after_its_look_up_is_taken_on_who
         earlier = await node.look_up(made)
         assert isinstance(earlier, Earlier)
         assert earlier.sealed_output is not None
-        await sweep(node.store, scene.clock_ms() + rows.OUTPUT_LIFE_MS + 1)
+        await sweep(node.store, confirmed(scene.clock_ms() + rows.OUTPUT_LIFE_MS + 1))
         assert await node.only("sealed_output", "length(sealed_request)") == (None, 0)
         scene.chain.settles.append("hang")
         async with trio.open_nursery() as nursery:

@@ -14,7 +14,14 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.settlement import Chain, ChainUnavailable, Expiring, Search, Sighting, Standing
-from gateway.actors.settlement._chain import COOL_OFF_S, EXPIRY_MARGIN_S, HINTS_READ, OLDEST_HEAD_S, SEEN_FOR_S
+from gateway.actors.settlement._chain import (
+    COOL_OFF_S,
+    EXPIRY_MARGIN_S,
+    HINTS_READ,
+    NEWEST_HEAD_S,
+    OLDEST_HEAD_S,
+    SEEN_FOR_S,
+)
 from gateway.actors.settlement._trail import CALLS_A_LOOK
 from gateway.registry.http_call import (
     AnswerTooLarge,
@@ -35,6 +42,7 @@ from tests.actors.settlement.toy_chain import (
     answered,
     canceled,
     fails,
+    later,
     nonce_of,
     said,
     search_for,
@@ -595,6 +603,22 @@ async def test_an_end_point_that_stopped_is_not_believed() -> None:
     assert await scene.standing() is Standing.PAID
 
 
+async def test_a_clock_that_is_behind_the_chain_is_told_from_an_end_point_that_stopped() -> None:
+    await make(late_s=-NEWEST_HEAD_S).chain.usable()
+    with pytest.raises(ChainUnavailable, match="clock_skew"):
+        await make(late_s=-NEWEST_HEAD_S - 1).chain.usable()
+
+
+async def test_the_time_of_the_latest_block_is_known_for_a_minute(autojump_clock: MockClock) -> None:
+    scene = make(late_s=OLDEST_HEAD_S + 1)
+    assert scene.chain.block_ms is None
+    with pytest.raises(ChainUnavailable, match="rpc_stale"):
+        await scene.chain.usable()
+    assert scene.chain.block_ms == scene.toy.time() * 1000
+    await trio.sleep(SEEN_FOR_S + 1)
+    assert scene.chain.block_ms is None
+
+
 # -- several end points ------------------------------------------------------------------------------------------------
 
 
@@ -602,6 +626,13 @@ def pair() -> tuple[ToyEndPoint, ToyEndPoint, Chain, Search]:
     toy = ToyChain()
     first, second = ToyEndPoint(toy), ToyEndPoint(toy)
     return first, second, through(first, second), search_for(toy)
+
+
+async def test_one_end_point_from_the_future_makes_no_clock_wrong() -> None:
+    first, second, chain, _ = pair()
+    first.twists["eth_getBlockByNumber"] = later(2 * NEWEST_HEAD_S)
+    await chain.usable()
+    assert second.asked
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)

@@ -40,6 +40,7 @@ from gateway.actors.settlement._actor import (
     START_PATIENCE_S,
     search_of,
 )
+from gateway.actors.settlement._chain import NEWEST_HEAD_S
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamTimeout
 from tests.actors.settlement.toy_chain import (
     ASSET,
@@ -49,6 +50,7 @@ from tests.actors.settlement.toy_chain import (
     PRICE,
     ToyChain,
     ToyEndPoint,
+    later,
     nonce_of,
     said,
     through,
@@ -176,6 +178,16 @@ async def test_a_second_failure_closes_with_its_reason(autojump_clock: MockClock
         await trio.sleep(PROBE_INTERVAL_S + PROBE_RETRY_S + 0.1)
         assert scene.path.closed == "facilitator_status_500"
         scene.back.healthy = True
+        await trio.sleep(2 * PROBE_RETRY_S + 0.1)
+        assert scene.path.closed is None
+
+
+async def test_a_clock_that_is_behind_the_chain_closes_at_the_first_look(autojump_clock: MockClock) -> None:
+    async with settling() as scene:
+        scene.end_point.twists["eth_getBlockByNumber"] = later(2 * NEWEST_HEAD_S)
+        await trio.sleep(PROBE_INTERVAL_S + 0.1)
+        assert scene.path.closed == "clock_skew"
+        scene.end_point.twists.clear()
         await trio.sleep(2 * PROBE_RETRY_S + 0.1)
         assert scene.path.closed is None
 

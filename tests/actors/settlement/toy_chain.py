@@ -131,6 +131,11 @@ class Refusal(Exception):
 Twist = Callable[[Any, Any], Any]
 
 
+def later(seconds: int) -> Twist:
+    """Return what makes blocks say that they were made so much later."""
+    return lambda _, block: block | {"timestamp": hex(int(block["timestamp"], 16) + seconds)}
+
+
 @attrs.define(eq=False)
 class ToyEndPoint:
     """One end point; `behind` blocks are hidden from it, `twists` turn true results into others, by method."""
