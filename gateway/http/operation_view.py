@@ -10,7 +10,7 @@ from gateway.errors import PROBLEMS, ExecutionReconciliation
 
 REPLAY = "Send the same request with the same Idempotency-Key to get the result again, without a charge."
 RESULT_GONE = "The result is past its retention. Use a fresh Idempotency-Key for a new one."
-AGAIN = "Nothing was charged. The same request and key may be sent again."
+AGAIN = "Nothing was charged. Send the same request and key again, unless its answer asked for another request."
 PAID_AGAIN = "The payment was made. Send the same request with the same key again: it needs no other payment."
 FRESH_KEY = "Use a fresh Idempotency-Key. Nothing was charged."
 OPERATOR = "The operator has been asked to decide. Do not sign another payment for this request."
