@@ -18,6 +18,7 @@ from gateway.http.request_headers import (
     PaymentHeader,
     funding,
     idempotency_key,
+    longest_wait,
     patience,
     payment_header,
     require_json,
@@ -48,6 +49,7 @@ class Asked:
         network: the network that the caller is known by.
         sold: it is to be paid for; else no payment was looked at.
         wait_s: how long the caller waits for an operation in flight.
+        longest_s: how long it waits for its own, if it says so.
         credential: the payment that came along, its signer recovered.
         quote: what the credential says it pays, if this node made it.
         refusal: why no payment can be taken; told only once the key was looked up.
@@ -63,6 +65,7 @@ class Asked:
     quote: Quote | None = None
     refusal: errors.PaymentRequired | None = None
     example: bool = False
+    longest_s: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -80,7 +83,7 @@ class Reader:
         body = _json_body(incoming)
         headers = incoming.headers
         network = self.callers.network(incoming.peer, headers)
-        wait_s = patience(headers)
+        wait_s, longest_s = patience(headers), longest_wait(headers)
         if self._is_probe(body, headers):
             example = self.validator.valid(self.operation.example)
             priced = errors.ExamplePriced("This is the price of the documented example. It cannot be paid.")
@@ -99,7 +102,7 @@ class Reader:
             if quote is not None and quote.example:
                 raise errors.ExampleQuote
             raise self._refusal(body, violations, faults, problem)
-        return Asked(valid, key, network, wait_s, sold, credential, quote, refusal)
+        return Asked(valid, key, network, wait_s, sold, credential, quote, refusal, longest_s=longest_s)
 
     def _problem(self, valid: Valid, size: int, headers: Headers, *, sold: bool) -> GatewayError | None:
         """Return what is wrong with a request that the schema accepts."""

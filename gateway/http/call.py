@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import attrs
@@ -17,7 +18,7 @@ class Call:
     """A request with the names that it goes by; `told_key` is the key that was made for a caller without one.
 
     `fresh` says that nothing can be known yet by these names: the only key was made for this very request, and no
-    payment came along.
+    payment came along.  `until` is when the caller wants its answer whatever still runs, on trio's clock.
     """
 
     asked: Asked
@@ -27,6 +28,7 @@ class Call:
     payer_names: tuple[str, ...]
     authorization: tuple[int, str, str, str] | None
     fresh: bool = False
+    until: float = math.inf
 
     @classmethod
     def of(cls, asked: Asked, naming: Naming, *, made_key: Callable[[], str] | None) -> Call:

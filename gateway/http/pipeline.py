@@ -108,9 +108,16 @@ class Pipeline:
         if not self.operation.callable:
             raise errors.OperationNotCallable
         call = Call.of(asked, node.naming, made_key=None if asked.sold else node.new_key)
-        if asked.sold and asked.credential is None:
-            return await self._quote(call)
-        return await self._claim(call)
+        applied: dict[str, str] = {}
+        if asked.longest_s is not None:
+            call = attrs.evolve(call, until=trio.current_time() + asked.longest_s)
+            applied = {"Preference-Applied": f"wait={asked.longest_s}"}
+        try:
+            answer = await (self._quote if asked.sold and asked.credential is None else self._claim)(call)
+        except (errors.OperationInProgress, errors.SettlementPending) as unfinished:
+            unfinished.headers = call.more_headers | applied | unfinished.headers
+            raise
+        return attrs.evolve(answer, headers={**answer.headers, **applied}) if applied else answer
 
     def _answer(self, ended: ops.Ended, call: Call, headers: Mapping[str, str] | None = None) -> Outgoing:
         """Return a result, with the key that the caller is told; raises `QuoteConflict` for who may not read it."""
@@ -406,7 +413,7 @@ class Pipeline:
             network=call.asked.network,
         )
         within = self.operation.time_for(valid.request) + SETTLEMENT_SLACK_S
-        return await self._operations(ops.Submit(order, call.asked.wait_s), within, call, turn, attempt)
+        return await self._operations(ops.Submit(order, call.asked.wait_s, call.until), within, call, turn, attempt)
 
     async def _operations(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -78,14 +78,26 @@ def require_json(headers: Headers) -> None:
 
 def patience(headers: Headers) -> float:
     """Return how many seconds the caller waits for an operation in flight: `Prefer: wait=N` (RFC 7240), at most 25."""
+    if any(name == "respond-async" for name, _ in _preferences(headers)):
+        return 0.0
+    longest = longest_wait(headers)
+    return MAX_WAIT_S if longest is None else min(float(longest), MAX_WAIT_S)
+
+
+def longest_wait(headers: Headers) -> int | None:
+    """Return the seconds of `Prefer: wait=N`, after which the caller wants an answer whatever still runs, if any."""
+    for name, value in _preferences(headers):
+        if name == "wait" and re.fullmatch(r"[0-9]{1,6}", value):
+            return int(value)
+    return None
+
+
+def _preferences(headers: Headers) -> Iterator[tuple[str, str]]:
+    """Yield what `Prefer` says (RFC 7240): names in lower case, with their values."""
     for line in values(headers, "prefer"):
         for preference in line.split(","):
             name, _, value = preference.partition(";")[0].strip().lower().partition("=")
-            if name.strip() == "respond-async":
-                return 0.0
-            if name.strip() == "wait" and re.fullmatch(r"[0-9]{1,6}", value.strip(' "')):
-                return min(float(value.strip(' "')), MAX_WAIT_S)
-    return MAX_WAIT_S
+            yield name.strip(), value.strip(' "')
 
 
 def funding(headers: Headers) -> str | None:

@@ -31,6 +31,7 @@ OTHER_BODY = BODY | {"query": "what is an ebb"}
 ELSEWHERE = "198.51.100.7"
 NOW_OR_NEVER = {"Prefer": "wait=0"}
 DAY_MS = 24 * 3600 * 1000
+OPTIONAL = {name: attrs.evolve(each, key_required=False) for name, each in OPERATIONS.items()}
 
 
 def paying(quoted: Answer, payer: Any = PAYER, **more: Any) -> dict[str, str]:
@@ -367,6 +368,48 @@ async def test_who_does_not_wait_is_told_where_the_operation_is(tmp_path: Path, 
     assert int(answer.headers["Retry-After"]) > 0
 
 
+@pytest.mark.parametrize("operation", ["search.paid", "search.free"])
+@pytest.mark.parametrize("key", [KEY, None])
+async def test_a_running_request_is_answered_when_its_caller_wants_it(
+    tmp_path: Path, operation: str, key: str | None
+) -> None:
+    async with open_shop(tmp_path, table=OPTIONAL) as shop:
+        shop.search.hold()
+        payment = paying(await shop.post(key=key)) if operation == "search.paid" else {}
+        began = trio.current_time()
+        with trio.fail_after(60):
+            answer = await shop.post(operation, key=key, headers=payment | {"Prefer": "wait=1"})
+        assert (answer.status, answer.code, answer.challenged) == (409, "operation_in_progress", False)
+        assert answer.headers["Preference-Applied"] == "wait=1"
+        assert trio.current_time() - began >= 1
+        shop.search.gate.set()
+        key = key or answer.headers["Idempotency-Key"]
+        served = await shop.post(operation, key=key)
+        assert (served.status, served.json["operationId"]) == (200, answer.json["operationId"])
+        assert shop.search.runs == 1
+
+
+async def test_a_request_that_is_served_in_time_tells_that_the_wait_was_applied(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        headers = paying(await shop.post(key=KEY)) | {"Prefer": "respond-async, wait=60"}
+        for replayed in (False, True):
+            answer = await shop.post(key=KEY, headers=headers)
+            assert (answer.status, answer.json["replayed"]) == (200, replayed)
+            assert answer.headers["Preference-Applied"] == "wait=60"
+        assert "Preference-Applied" not in (await shop.post(key=KEY)).headers
+
+
+async def test_a_request_whose_wait_ends_while_it_settles_is_told_not_to_sign_again(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.bank.standing = Standing.UNTRACED
+        headers = paying(await shop.post(key=KEY))
+        answer = await shop.post(key=KEY, headers=headers | {"Prefer": "wait=4"})
+        assert (answer.status, answer.code, answer.challenged) == (503, "settlement_pending", False)
+        shop.bank.standing = None
+        assert (await shop.post(key=KEY)).status == 200
+        assert len(shop.bank.paid) == 1
+
+
 async def test_a_client_that_hangs_up_after_paying_finds_its_result(tmp_path: Path) -> None:
     async with open_shop(tmp_path) as shop:
         shop.search.hold()
@@ -675,8 +718,6 @@ async def test_a_result_whose_settlement_failed_is_bought_again_without_running_
 
 
 # -- callers without a key ---------------------------------------------------------------------------------------------
-
-OPTIONAL = {name: attrs.evolve(each, key_required=False) for name, each in OPERATIONS.items()}
 
 
 async def test_a_paid_call_without_a_key_is_told_one_and_uses_it_by_itself(tmp_path: Path) -> None:

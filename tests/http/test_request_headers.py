@@ -16,6 +16,7 @@ from gateway.http.request_headers import (
     CallerAddress,
     funding,
     idempotency_key,
+    longest_wait,
     patience,
     payment_header,
 )
@@ -103,6 +104,23 @@ def test_every_printable_key_has_a_quoted_form(key: str) -> None:
 )
 def test_patience_is_what_prefer_says_and_bounded(prefer: list[str], seconds: float) -> None:
     assert patience([("prefer", line) for line in prefer]) == seconds
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds"),
+    [
+        ([], None),
+        (["respond-async"], None),
+        (["return=minimal", "respond-async, wait=10"], 10),
+        (["wait=9999"], 9999),
+        (["wait=0"], 0),
+        (["wait=-1"], None),
+        (["wait=1e3, Wait = 4;x"], 4),
+        (["wait=1234567"], None),
+    ],
+)
+def test_the_longest_wait_is_what_prefer_says(prefer: list[str], seconds: int | None) -> None:
+    assert longest_wait([("prefer", line) for line in prefer]) == seconds
 
 
 def test_the_funding_is_what_its_header_says() -> None:

@@ -6,6 +6,7 @@ claim, then as a life; the store's unique rows decide between orders that race f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -151,6 +152,8 @@ class Desk:
             del self.claims[operation_id]
             life.look_from_block = self.watch.head()
             life.waiters.add(claimed.letter)
+            if claimed.letter.message.until < math.inf:
+                self.nursery.start_soon(self.lose_patience, claimed.letter, life, claimed.letter.message.until)
             for each in claimed.queue:
                 self.wait(each, life)
             for question in claimed.left:
@@ -256,7 +259,7 @@ class Desk:
             letter.answer(letter.message, attrs.evolve(ended, replayed=True))
             return
         life.waiters.add(letter)
-        self.nursery.start_soon(self.lose_patience, letter, life)
+        self.nursery.start_soon(self.lose_patience, letter, life, trio.current_time() + letter.message.wait_s)
 
     def leave(self, question: Submit | Join) -> None:
         """Take note that somebody went away who waited for an operation."""
@@ -280,9 +283,9 @@ class Desk:
         if not life.waiters.attended:
             life.stop()
 
-    async def lose_patience(self, letter: Letter[Any], life: Life) -> None:
-        """Tell an asker when it has waited long enough."""
-        with trio.move_on_after(letter.message.wait_s):
+    async def lose_patience(self, letter: Letter[Any], life: Life, until: float) -> None:
+        """Tell an asker at `until`, on trio's clock, that it has waited long enough."""
+        with trio.move_on_at(until):
             await life.gone.wait()
         life.waiters.give_up(letter, life.unfinished())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -101,11 +102,13 @@ class Ended:
 class Submit(Ask[Ended]):
     """Run this order, or join the one that already runs for `wait_s` seconds at most.
 
+    `until` is when the asker wants to be answered even if its own order still runs, on trio's clock.
     Refused with a `GatewayError` when the operation ends without a result or is not decided in time.
     """
 
     order: Order
     wait_s: float = 25.0
+    until: float = math.inf
 
 
 @attrs.frozen

@@ -26,11 +26,12 @@ def own(failure: GatewayError) -> GatewayError:
 class Waiters:
     """The letters that wait for one operation, in the order in which they came; `payment` is what pays for it.
 
-    Of each letter: its asker is still there.
+    Of each letter: its asker is still there.  `awaited` is True once somebody was told to come back for the result.
     """
 
     payment: Payment | None
     letters: dict[Letter[Any], bool] = attrs.field(factory=dict)
+    awaited: bool = False
 
     def add(self, letter: Letter[Any]) -> None:
         """Let one more wait."""
@@ -51,6 +52,7 @@ class Waiters:
         """Tell one that it waited long enough, if it still waits."""
         if letter in self.letters:
             del self.letters[letter]
+            self.awaited = True
             letter.refuse(failure)
 
     def leave(self, question: Submit | Join) -> bool:
@@ -61,8 +63,8 @@ class Waiters:
 
     @property
     def attended(self) -> bool:
-        """True while somebody is there to be answered."""
-        return any(self.letters.values())
+        """True while somebody is there to be answered, or was told to come back."""
+        return self.awaited or any(self.letters.values())
 
     def _told(self, message: Submit | Join, failure: GatewayError) -> GatewayError:
         """Return what one is told: a refused payment is the business of those who brought it.
