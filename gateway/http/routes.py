@@ -63,6 +63,7 @@ def build_app(
         app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)
     add_models(app, models)
+    _add_hints(app)
     _add_documents(app, base_url, key_set)
     _add_health(app, readiness)
     _add_log(app)
@@ -141,6 +142,12 @@ def _add_lookups(app: GatewayApp, node: Node) -> None:
         pause = {} if shown.state.ended else {"Retry-After": "2"}
         private = {"Cache-Control": "private, no-store"}
         return _json(view(shown), private | pause)
+
+
+def _add_hints(app: GatewayApp) -> None:
+    @app.post("/v1/responses")
+    async def responses() -> Response:
+        raise errors.NotFound("This node has no Responses API. Send the chat to /v1/chat/completions.")
 
 
 def _add_documents(app: GatewayApp, base_url: str, key_set: Mapping[str, Any]) -> None:

@@ -21,14 +21,18 @@ from gateway.errors import (
     Violation,
 )
 from gateway.registry.ai.catalog import CATALOG, Catalog, Model
-from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Sampling
+from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Role, Sampling
 
 OPERATION = "chat.completions"
 FREE_BODY_CAP = 65_536
+LONGEST_TEXT = 24_000
 USUAL_OUTPUT_TOKENS = 1024
 MOST_OUTPUT_TOKENS = 4096
 TOKEN_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 LARGEST_SEED = 2**53 - 1
+
+
+ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def _limit(what: str) -> dict[str, Any]:
@@ -49,7 +53,19 @@ def _without_effect(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def messages_schema(longest: int) -> dict[str, Any]:
-    """Return the schema of a list of messages whose contents have at most `longest` characters."""
+    """Return the schema of a list of messages whose contents have at most `longest` characters.
+
+    What stock clients send and loses nothing is accepted: `developer` for `system`, text in parts, the name of who
+    speaks, and turns of the assistant without text.
+    """
+    text = {"type": "string", "minLength": 1, "maxLength": longest}
+    part = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": {"type": "string", "maxLength": longest}},
+    }
+    parts = {"type": "array", "minItems": 1, "items": part}
     return {
         "type": "array",
         "minItems": 1,
@@ -58,9 +74,24 @@ def messages_schema(longest: int) -> dict[str, Any]:
             "additionalProperties": False,
             "required": ["role", "content"],
             "properties": {
-                "role": {"type": "string", "enum": ["system", "user", "assistant"]},
-                "content": {"type": "string", "minLength": 1, "maxLength": longest},
+                "role": {"type": "string", "enum": ["system", "user", "assistant", "developer"]},
+                "content": {
+                    "type": ["string", "array", "null"],
+                    "description": "A text, or a list of text parts, which are joined by line ends.",
+                },
+                "name": {"type": ["string", "null"], "maxLength": 64, "description": "Told where the route knows it."},
             },
+            "if": {"properties": {"role": {"const": "assistant"}}, "required": ["role"]},
+            "then": {
+                "properties": {
+                    "content": {
+                        "if": {"type": "array"},
+                        "then": {"items": part},
+                        "else": {"type": ["string", "null"], "maxLength": longest},
+                    }
+                }
+            },
+            "else": {"properties": {"content": {"if": {"type": "array"}, "then": parts, "else": text}}},
         },
     }
 
@@ -95,7 +126,7 @@ SCHEMA: Mapping[str, Any] = {
     "required": ["model", "messages"],
     "properties": {
         "model": {"type": "string", "description": "An id of `GET /v1/models`; it is never replaced by another model."},
-        "messages": messages_schema(24_000),
+        "messages": messages_schema(LONGEST_TEXT),
         "max_completion_tokens": _limit("The most tokens of output."),
         "max_output_tokens": _limit("Another name of `max_completion_tokens`."),
         "max_tokens": _limit("An older name of `max_completion_tokens`."),
@@ -171,7 +202,15 @@ class ChatMessage:
     """One turn."""
 
     role: str
-    content: str = attrs.field(repr=False)
+    content: Any = attrs.field(repr=False)
+    name: Any = None
+
+    @property
+    def text(self) -> str:
+        """Its text, parts joined by line ends."""
+        if isinstance(self.content, list):
+            return "\n".join(part["text"] for part in self.content)
+        return self.content or ""
 
 
 def _as_on_the_wire(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
@@ -225,7 +264,7 @@ class ChatRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Prompt(
             self.model,
-            tuple(Message(each.role, each.content) for each in self.messages),  # type: ignore[arg-type]  # the schema's enum
+            self._turns,
             limit,
             response_format(self.response_format),
             Sampling(
@@ -238,6 +277,12 @@ class ChatRequest:
                 reasoning_effort=self.reasoning_effort,
             ),
         )
+
+    @property
+    def _turns(self) -> tuple[Message, ...]:
+        """The messages as upstreams take them: turns of the assistant without text are left out, they said nothing."""
+        said = [each for each in self.messages if each.text or each.role != "assistant"]
+        return tuple(Message(ROLES[each.role], each.text, each.name or None) for each in said)
 
 
 def response_format(given: Mapping[str, Any] | None) -> ResponseFormat:
@@ -291,10 +336,11 @@ def _hints(body: Mapping[str, Any]) -> Iterator[str]:
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        if isinstance(message.get("content"), list):
-            yield "The content of a message must be one string: join its text parts. Images and audio are unsupported."
-        if message.get("role") == "developer":
-            yield "The role `developer` is not known here: send `system`."
+        content = message.get("content")
+        if isinstance(content, list) and any(
+            not isinstance(each, dict) or each.get("type") != "text" for each in content
+        ):
+            yield "A message holds text alone: a string, or parts of `type` `text`. Images and audio are unsupported."
         if message.get("role") in {"tool", "function"}:
             yield "Tools are unsupported: messages are of the roles `system`, `user` and `assistant`."
 
@@ -317,6 +363,13 @@ def _violations(request: ChatRequest, model: Model) -> Iterator[Violation]:
     if len(set(limits.values())) > 1:
         told = f"{' and '.join(f'`{name}`' for name in limits)} are one limit and must be equal"
         yield from (Violation(f"/{name}", told) for name in limits)
+    for number, each in enumerate(request.messages):
+        if isinstance(each.content, list) and (length := len(each.text)) > LONGEST_TEXT:
+            yield Violation(f"/messages/{number}/content", f"has {length} characters; {LONGEST_TEXT} is the most")
+        if not each.text and each.role != "assistant":
+            yield Violation(f"/messages/{number}/content", "has no text")
+    if not request.prompt.messages:
+        yield Violation("/messages", "have no text")
     most = model.max_output_tokens or USUAL_OUTPUT_TOKENS
     for name, limit in limits.items():
         if limit > most:

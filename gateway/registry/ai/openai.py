@@ -15,7 +15,7 @@ import attrs
 from gateway.registry.ai import reading
 from gateway.registry.ai.adapter import Completion, FinishReason, ModelFailed, Usage, text_member
 from gateway.registry.ai.dialect import Dialect, dialect_of, same_name
-from gateway.registry.ai.prompt import Prompt
+from gateway.registry.ai.prompt import Message, Prompt
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 
@@ -129,7 +129,7 @@ class OpenAiAdapter:
         fixed = self._dialect.openai and self._dialect.reasons
         body: dict[str, Any] = {
             "model": self.upstream_model,
-            "messages": [{"role": each.role, "content": each.content} for each in prompt.messages],
+            "messages": [_message(each) for each in prompt.messages],
             self._dialect.limit: prompt.max_output_tokens,
             "response_format": _response_format(prompt),
             "stop": list(sampling.stop) or None,
@@ -178,6 +178,11 @@ def _content(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         return reading.joined_texts(content)
     raise ModelFailed("malformed_answer", "the content of its message is not text")
+
+
+def _message(turn: Message) -> dict[str, str]:
+    told = {"role": turn.role, "content": turn.content}
+    return told | {"name": turn.name} if turn.name else told
 
 
 def _response_format(prompt: Prompt) -> dict[str, Any] | None:

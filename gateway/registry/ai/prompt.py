@@ -12,10 +12,11 @@ Role = Literal["system", "user", "assistant"]
 
 @attrs.frozen
 class Message:
-    """One turn of a chat."""
+    """One turn of a chat; `name` is who speaks, told to upstreams that know of it."""
 
     role: Role
     content: str = attrs.field(repr=False)
+    name: str | None = None
 
 
 @attrs.frozen

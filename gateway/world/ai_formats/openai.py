@@ -52,7 +52,7 @@ class OpenAi:
         limit = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
         texts = []
         for at, message in fields.items(body, "messages"):
-            fields.known(message, ("role", "content"), f"{at}.")
+            fields.known(message, ("role", "content", "name"), f"{at}.")
             fields.one_of(message, "role", ("system", "developer", "user", "assistant"), f"{at}.")
             texts.append(fields.text(message, "content", f"{at}."))
         wished = body.get("response_format") or {}

@@ -177,8 +177,7 @@ def test_json_mode_is_told_with_or_without_a_schema() -> None:
 @pytest.mark.parametrize(
     ("message", "hint"),
     [
-        ({"role": "user", "content": [{"type": "text", "text": "hi"}]}, "one string"),
-        ({"role": "developer", "content": "hi"}, "`system`"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "text alone"),
         ({"role": "tool", "content": "hi"}, "Tools are unsupported"),
     ],
 )
@@ -192,3 +191,70 @@ def test_what_clients_commonly_send_is_refused_with_what_to_do(message: dict[str
 @pytest.mark.parametrize("body", [{}, {"model": FREE}, {"messages": HELLO}, chat(messages=[]), chat(model=1)])
 def test_what_is_missing_or_empty_is_refused(body: dict[str, Any]) -> None:
     assert refused(body).status == 400
+
+
+# -- messages as stock clients send them -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([{"role": "developer", "content": "Be brief."}, *HELLO], [("system", "Be brief."), ("user", "hello")]),
+        ([{"role": "user", "content": [{"type": "text", "text": "one"}]}], [("user", "one")]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}],
+            [("user", "one\ntwo")],
+        ),
+        ([*HELLO, {"role": "assistant", "content": ""}, *HELLO], [("user", "hello"), ("user", "hello")]),
+        ([*HELLO, {"role": "assistant", "content": None}, *HELLO], [("user", "hello"), ("user", "hello")]),
+        ([*HELLO, {"role": "assistant", "content": []}, *HELLO], [("user", "hello"), ("user", "hello")]),
+        ([*HELLO, {"role": "assistant", "content": "hi", "name": None}], [("user", "hello"), ("assistant", "hi")]),
+    ],
+)
+def test_what_loses_nothing_is_accepted(messages: list[dict[str, Any]], told: list[tuple[str, str]]) -> None:
+    asked = request(messages=messages)
+    assert check(asked) is None
+    assert [(each.role, each.content) for each in asked.prompt.messages] == told
+
+
+def test_who_speaks_is_told_to_upstreams_that_know_names() -> None:
+    asked = request(messages=[{"role": "user", "content": "hello", "name": "ada"}])
+    assert [each.name for each in asked.prompt.messages] == ["ada"]
+
+
+@pytest.mark.parametrize(
+    ("message", "pointer"),
+    [
+        ({"role": "user", "content": ""}, "/messages/0/content"),
+        ({"role": "user", "content": None}, "/messages/0/content"),
+        ({"role": "user", "content": []}, "/messages/0/content"),
+        ({"role": "system", "content": ""}, "/messages/0/content"),
+        ({"role": "user", "content": 5}, "/messages/0/content"),
+        ({"role": "assistant", "content": 5}, "/messages/0/content"),
+        ({"role": "user", "content": ["hello"]}, "/messages/0/content/0"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "/messages/0/content/0/text"),
+        ({"role": "user", "content": [{"type": "text"}]}, "/messages/0/content/0/text"),
+        ({"role": "tool", "content": "x", "tool_call_id": "y"}, "/messages/0/role"),
+        ({"role": "user"}, "/messages/0/content"),
+        ({"role": "user", "content": "x", "audio": {}}, "/messages/0/audio"),
+        ({"role": "user", "content": "x" * 24_001}, "/messages/0/content"),
+        ({"role": "user", "content": "x", "name": "n" * 65}, "/messages/0/name"),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+def test_a_message_that_cannot_be_honoured_is_refused_where_it_stands(message: dict[str, Any], pointer: str) -> None:
+    assert pointer in [each.pointer for each in refused(chat(messages=[message])).errors]
+
+
+@pytest.mark.parametrize(
+    ("messages", "pointer"),
+    [
+        ([{"role": "user", "content": [{"type": "text", "text": ""}]}], "/messages/0/content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x" * 12_001}] * 2}], "/messages/0/content"),
+        ([{"role": "assistant", "content": ""}], "/messages"),
+    ],
+)
+def test_what_only_the_joined_text_shows_is_refused_as_well(messages: list[dict[str, Any]], pointer: str) -> None:
+    problem = check(request(messages=messages))
+    assert isinstance(problem, InvalidRequest)
+    assert pointer in [each.pointer for each in problem.errors]

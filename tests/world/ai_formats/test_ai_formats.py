@@ -116,7 +116,7 @@ def test_a_model_that_reasons_refuses_less_room_than_16_tokens(most: int) -> Non
         ({"max_completion_tokens": True}, "max_completion_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": ["hello"]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "names": "me"}]}, "messages[0].names"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
