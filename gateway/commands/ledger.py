@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from gateway.commands.options import CONFIG, JSON
 
 if TYPE_CHECKING:
     from gateway.actors.settlement import Chain
-    from gateway.actors.store.protocol import Row
+    from gateway.actors.store.protocol import Row, Value
     from gateway.config import Configuration
     from gateway.reading import StoreInReading
 
@@ -31,6 +31,14 @@ OWING = """
     SELECT operation_id, state, amount FROM operations
     WHERE funding = 'paid' AND ((ended_at IS NULL AND state = 'executed') OR state = 'needs_operator')
 """
+NEWEST = "SELECT (SELECT MAX(posted_at) FROM ledger_entries), (SELECT MAX(sealed_at) FROM ledger_blocks)"
+GONE = """
+    SELECT e.operation_id, MAX(e.posted_at) FROM ledger_entries e
+    WHERE NOT EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = e.operation_id)
+    GROUP BY e.operation_id HAVING MAX(e.posted_at) > :kept_since ORDER BY e.operation_id LIMIT :limit
+"""
+GONE_SLACK_MS = 2 * 24 * 3600 * 1000
+"""By how much an operation may be gone early: time is known to the day (`gateway.actors.store_time`)."""
 SETTLED = """
     SELECT operation_id, network, asset, payer, pay_to, amount, nonce, valid_before, transaction_hash, block_number
     FROM operations WHERE operation_id > :after AND state = 'receipted' AND settlement = 'settled'
@@ -50,7 +58,8 @@ def ledger() -> None:
 def verify(config_path: Path | None, *, chain: bool, as_json: bool) -> None:
     """Check sums, hashes, signatures and chain of blocks, and that what is held is what is open.
 
-    With --chain, every settled operation must have its transfer in its transaction, as the configured end points tell.
+    An operation that the ledger names must still be there for 400 days after its last posting.  With --chain, every
+    settled operation must have its transfer in its transaction, as the configured end points tell.
     """
     with exit_codes():
         import trio
@@ -129,8 +138,28 @@ def audited(store: StoreInReading, key_set: Mapping[str, Any] | None) -> Books:
             *found.faults,
             *(f"operation {row[0]!s} is receipted and its payment is not posted" for row in unposted),
             *faults_of_holds(list(read(HELD, {})), list(read(OWING, {}))),
+            *_gone(read),
         ]
     return Books(found.entries, found.blocks, found.unsealed, found.balances, key_set is not None, faults)
+
+
+def _gone(read: Callable[[str, Mapping[str, Value]], Iterator[Row]]) -> Iterator[str]:
+    """Tell of operations that the ledger names and that were dropped before their time, or by hand.
+
+    Their time is told by how far the store's sweeps have come, on a store without any by the newest in its ledger.
+    """
+    from gateway.actors.ledger import FAULTS_LISTED
+    from gateway.actors.operations.rows import TOMBSTONE_LIFE_MS
+    from gateway.actors.store_time import MARK, mark_of
+    from gateway.registry.receipts import timestamp
+
+    mark = next((mark_of(value) for (value,) in read(MARK, {})), None)
+    newest = max(int(each or 0) for row in read(NEWEST, {}) for each in row)
+    kept_since = (newest if mark is None else mark) - TOMBSTONE_LIFE_MS + GONE_SLACK_MS
+    for operation, posted_at in read(GONE, {"kept_since": kept_since, "limit": FAULTS_LISTED}):
+        at = int(posted_at or 0)
+        until = timestamp(at + TOMBSTONE_LIFE_MS)
+        yield f"operation {operation!s} is gone: it was posted at {timestamp(at)}, and is to be kept until {until}"
 
 
 def _key_set(directory: Path) -> Mapping[str, Any] | None:

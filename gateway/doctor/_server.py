@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from gateway.actors.clock import MOST_APART_MS as STANDS_ASIDE_MS
 from gateway.actors.store import StoreRefused, moves, schema
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.config import Configuration, ConfigurationError
@@ -163,14 +164,13 @@ def connections(seen: Seen, readers: int) -> Check:
 
 def clock(seen: Seen) -> Check:
     """Check this machine's clock against the store's."""
-    name = "store clock"
+    name, fix = "store clock", "set both clocks (NTP)"
+    apart = f"{abs(seen.ahead_ms) / 1000:.1f} s {'ahead of' if seen.ahead_ms > 0 else 'behind'} this machine's"
+    if abs(seen.ahead_ms) > STANDS_ASIDE_MS:
+        return failed(name, apart, "the node takes no lease, is not ready (clock_skew) and sells nothing", fix)
     if abs(seen.ahead_ms) > MOST_APART_MS:
-        return note(
-            name,
-            f"{abs(seen.ahead_ms) / 1000:.1f} s {'ahead of' if seen.ahead_ms > 0 else 'behind'} this machine's",
-            "leases go by the store's clock, quotes and payments by each node's: nodes disagree on what has expired",
-            "set both clocks (NTP)",
-        )
+        so = f"nodes go by the store's clock; one that is {STANDS_ASIDE_MS // 1000} s from it stands aside"
+        return note(name, apart, so, fix)
     return fine(name, f"{abs(seen.ahead_ms)} ms from this machine's")
 
 

@@ -86,6 +86,35 @@ def test_what_was_not_posted_is_found(made: StoreOfANode) -> None:
     assert f"operation {SETTLING} is receipted and its payment is not posted" in verify(made).stdout
 
 
+DAY_MS = 24 * 3600 * 1000
+
+
+def reach(made: StoreOfANode, ms: int) -> None:
+    """Say that time has come so far for the store."""
+    made.change("INSERT INTO node_facts (name, value) VALUES ('time-mark', :ms)", ms=str(ms))
+
+
+@pytest.mark.parametrize("days", [None, 0, 200, 397])
+def test_an_operation_that_was_dropped_before_its_time_is_named(made: StoreOfANode, days: int | None) -> None:
+    """Its key would be charged again.  Without a mark of the store, time is what the ledger says itself."""
+    for table in ("operations", "operation_events"):
+        made.change(f"DELETE FROM {table} WHERE operation_id = '{SETTLED}'")
+    if days is not None:
+        reach(made, NOW + days * DAY_MS)
+    told = verify(made)
+    assert told.exit_code == 1
+    assert f"operation {SETTLED} is gone: it was posted at 2026-11-18" in told.stdout
+    assert "is to be kept until 2027-12-23" in told.stdout
+    assert told.stdout.splitlines()[-1] == "the ledger does not stand"
+
+
+def test_an_operation_that_was_dropped_after_its_time_is_not_missed(made: StoreOfANode) -> None:
+    for table in ("operations", "operation_events"):
+        made.change(f"DELETE FROM {table} WHERE operation_id = '{SETTLED}'")
+    reach(made, NOW + 400 * DAY_MS)
+    assert verify(made).stdout.splitlines()[-1] == "the ledger stands"
+
+
 def test_many_entries_are_checked_in_the_order_of_their_blocks(made: StoreOfANode) -> None:
     """More than a page of a server's cursor, and steps whose two sides stand in two blocks."""
 
@@ -101,6 +130,7 @@ def test_many_entries_are_checked_in_the_order_of_their_blocks(made: StoreOfANod
                 pass
 
     trio.run(fill)
+    reach(made, NOW + 400 * DAY_MS)
     told = json.loads(verify(made, "--json").stdout)
     assert (told["ok"], told["faults"]) == (True, [])
     assert told["entries"] == 8 + 3 * 351 * 4

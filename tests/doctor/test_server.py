@@ -268,9 +268,16 @@ def test_connections_need_room_for_the_readers_and_three(
     assert connections(attrs.evolve(SEEN, limits=limits, clients=clients), 4).standing == standing
 
 
-@pytest.mark.parametrize(("ahead", "standing"), [(0, "fine"), (2000, "fine"), (2001, "note"), (-2001, "note")])
-def test_clocks_that_are_apart_are_a_note(ahead: int, standing: str) -> None:
-    assert clock(attrs.evolve(SEEN, ahead_ms=ahead)).standing == standing
+@pytest.mark.parametrize(
+    ("ahead", "standing"), [(0, "fine"), (2000, "fine"), (2001, "note"), (10_000, "note"), (10_001, "failed")]
+)
+def test_clocks_that_are_apart_are_a_note_and_far_apart_a_failure(ahead: int, standing: str) -> None:
+    for seconds in (ahead, -ahead):
+        assert clock(attrs.evolve(SEEN, ahead_ms=seconds)).standing == standing
+    if standing == "failed":
+        told = clock(attrs.evolve(SEEN, ahead_ms=-401 * 24 * 3600 * 1000)).line()
+        assert "34646400.0 s behind this machine's" in told
+        assert "clock_skew" in told
 
 
 def test_a_namesake_is_told_from_the_node_itself_by_its_addresses() -> None:

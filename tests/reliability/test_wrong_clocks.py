@@ -131,6 +131,13 @@ async def test_a_node_with_a_wrong_clock_drops_and_sells_nothing_and_goes_on_whe
     assert len(await right.transfers(payer)) == before + 3
     code, told = await verified(pair.one)
     assert (code, told["ok"]) == (0, True), told
+    dropped = str(receipts[0]["operationId"])
+    with psycopg.connect(postgresql_url) as connection:
+        for table in ("operations", "idempotency_keys", "idempotency_callers", "operation_events", "authorizations"):
+            connection.execute(f"DELETE FROM {table} WHERE operation_id = %s".encode(), [dropped])
+    code, told = await verified(pair.one)
+    assert code == 1
+    assert [fault for fault in told["faults"] if fault.startswith(f"operation {dropped} is gone")] == told["faults"]
 
 
 async def test_a_clock_that_jumped_across_a_restart_makes_a_node_of_its_own_file_forget_nothing(
