@@ -334,6 +334,10 @@ class Pipeline:
             quote, attempt = await self._paid_all_the_same(refused, credential, call, known)
         try:
             allowance = await self._spend("paid", payer)
+        except GatewayError:
+            attempt.give_back()
+            raise
+        try:
             ended = await self._submit(call, known, payment_of(credential, quote), turn, attempt=attempt)
         except ops.Overtaken:
             attempt.give_back()
