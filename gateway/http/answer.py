@@ -1,4 +1,7 @@
-"""The 200 of a receipted operation: the envelope of interface.md 2.1 and its headers, first answer and replay alike."""
+"""The 200 of a receipted operation: the envelope of interface.md 2.1 and its headers, first answer and replay alike.
+
+And the header by which x402 tells that a payment could not be settled.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import attrs
 import orjson
 
 from gateway.actors.operations import Ended
+from gateway.errors import GatewayError, SettlementFailed
 from gateway.http import mpp, x402
 from gateway.http.openai_wire import completion_body
+from gateway.registry.payment.terms import Credential
 
 
 @attrs.frozen
@@ -70,3 +75,21 @@ def receipt_headers(ended: Ended) -> dict[str, str]:
     issued = int(datetime.fromisoformat(receipt["issuedAt"]).timestamp())
     chain_id = int(settlement["network"].partition(":")[2])
     return {"Payment-Receipt": mpp.receipt(settlement["transaction"], issued, ended.challenge_id or "", chain_id)}
+
+
+def failed_settlement(failure: GatewayError, credential: Credential | None) -> dict[str, str]:
+    """Return the payment header of a failure where settling the x402 payment that came along was tried, and failed.
+
+    Only of what the chain has decided: while that is open, nobody may be told that a payment failed.
+    """
+    tried = failure.extra.get("settlement")
+    if credential is None or credential.protocol != "x402" or not (tried or isinstance(failure, SettlementFailed)):
+        return {}
+    response = x402.payment_failed(
+        reason=failure.code,
+        message=failure.detail,
+        payer=credential.authorization.authorizer,
+        transaction=str((tried or {}).get("transaction", "")),
+        network=credential.asset.network,
+    )
+    return {"PAYMENT-RESPONSE": response}

@@ -24,7 +24,7 @@ from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.settlement import SettlementPath
 from gateway.errors import GatewayError
-from gateway.http.answer import Outgoing, outgoing
+from gateway.http.answer import Outgoing, failed_settlement, outgoing
 from gateway.http.asked import Incoming, Reader
 from gateway.http.call import KEY_HEADER, Call
 from gateway.http.challenge import Quoting, own
@@ -309,7 +309,7 @@ class Pipeline:
         offer = quoting.offer(call.asked.valid, example=call.asked.example)
         allowance = attempt.allowance if attempt else await self._spend("unpaid_quotes", call.counted_as[0])
         refusal = quoting.challenged(reason, offer)
-        refusal.headers |= allowance.headers
+        refusal.headers |= allowance.headers | failed_settlement(reason, call.asked.credential)
         if not self.operation.key_required and call.asked.key is None:
             refusal.headers[KEY_HEADER] = self.node.naming.generated_keys(offer.quote.quote_id)[0]
         return refusal

@@ -113,6 +113,20 @@ def payment_response(*, payer: str, transaction: str, network: str, amount: int 
     return encode(settled if amount is None else {**settled, "amount": str(amount)})
 
 
+def payment_failed(*, reason: str, message: str, payer: str, transaction: str, network: str) -> str:
+    """Write the `PAYMENT-RESPONSE` header of a payment that could not be settled.
+
+    Args:
+        reason: code of the problem.
+        message: what happened, for the payer's log.
+        payer: EIP-55 address.
+        transaction: hash of the transaction that was tried, or empty.
+        network: CAIP-2 name of the chain.
+    """
+    failed = {"success": False, "errorReason": reason, "errorMessage": message}
+    return encode({**failed, "payer": payer, "transaction": transaction, "network": network})
+
+
 def _accepted(fields: Mapping[str, Any]) -> Accepted:
     return Accepted(
         scheme=text(fields, "scheme"),

@@ -820,6 +820,48 @@ async def test_a_kept_keyless_result_is_sold_again_to_its_payer_only(tmp_path: P
         assert (served.status, shop.search.runs) == (200, 1)
 
 
+@pytest.mark.parametrize("standing", [Standing.EXPIRED, Standing.CANCELLED])
+async def test_a_failed_settlement_is_told_in_the_header_of_x402(tmp_path: Path, standing: Standing) -> None:
+    async with open_shop(tmp_path) as shop:
+        quoted = await shop.post(key=KEY)
+        shop.bank.standing = standing
+        failed = await shop.post(key=KEY, headers=paying(quoted))
+        assert (failed.status, failed.code, failed.challenged) == (402, "settlement_failed", True)
+        told = json.loads(base64.b64decode(failed.headers["PAYMENT-RESPONSE"]))
+        assert told["transaction"] in shop.bank.paid.values()
+        assert told == {
+            "success": False,
+            "errorReason": "settlement_failed",
+            "errorMessage": failed.json["detail"],
+            "payer": PAYER.address,
+            "transaction": told["transaction"],
+            "network": "eip155:8453",
+        }
+        assert failed.json["settlement"] == {"status": "failed", "transaction": told["transaction"]}
+
+
+async def test_a_failed_settlement_of_mpp_has_no_header_of_its_own(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        quoted = await shop.post(key=KEY)
+        shop.bank.standing = Standing.EXPIRED
+        failed = await shop.post(key=KEY, headers=PAYER.mpp(quoted))
+        assert (failed.status, failed.code) == (402, "settlement_failed")
+        assert not {"PAYMENT-RESPONSE", "Payment-Receipt"} & failed.headers.keys()
+
+
+async def test_only_a_decided_settlement_is_told_as_failed(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, settle_wait_s=0.2) as shop:
+        quoted = await shop.post(key=KEY)
+        shop.bank.verification = Verification(Verdict.INVALID, "insufficient_funds")
+        refused = await shop.post(key=KEY, headers=paying(quoted))
+        shop.bank.verification, shop.bank.standing = Verification(Verdict.VALID), Standing.UNTRACED
+        pending = await shop.post(key=KEY, headers=paying(quoted))
+        assert (refused.status, pending.status) == (402, 503)
+        for answer in (quoted, refused, pending):
+            assert "PAYMENT-RESPONSE" not in answer.headers
+        shop.bank.standing = None
+
+
 async def test_a_refused_payment_does_not_take_the_quote_from_another_payer(tmp_path: Path) -> None:
     async with open_shop(tmp_path, table=OPTIONAL) as shop:
         quoted = await shop.post()

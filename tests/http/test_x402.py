@@ -35,7 +35,14 @@ from gateway.errors import (
     SignatureInvalid,
     TransferMethodUnsupported,
 )
-from gateway.http.x402 import MAX_CREDENTIAL, decode_payment_signature, encode, payment_required, payment_response
+from gateway.http.x402 import (
+    MAX_CREDENTIAL,
+    decode_payment_signature,
+    encode,
+    payment_failed,
+    payment_required,
+    payment_response,
+)
 from gateway.registry.payment import Asset, Offer, Quote, QuoteSecrets, Terms, check
 
 PAYER = Account.from_key("0x5de4111afa1a4b94908f83103eb1f1706367c2e68ca870fc3fb9a804cdab365a")
@@ -248,6 +255,19 @@ def test_what_this_node_does_not_take_is_refused_by_name(
 def test_the_order_and_spacing_of_members_do_not_matter(payload: dict[str, Any], paid: str) -> None:
     spelled = base64.b64encode(json.dumps(payload, indent=1, sort_keys=True).encode()).decode()
     assert decode_payment_signature(spelled, TERMS) == decode_payment_signature(paid, TERMS)
+
+
+def test_a_failed_settlement_reads_back_in_the_stock_client() -> None:
+    header = payment_failed(
+        reason="settlement_failed",
+        message="the authorization expired unused",
+        payer=PAYER.address,
+        transaction="",
+        network="eip155:8453",
+    )
+    failed = decode_payment_response_header(header)
+    assert (failed.success, failed.error_reason, failed.transaction) == (False, "settlement_failed", "")
+    assert (failed.payer, failed.network) == (PAYER.address, "eip155:8453")
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -253,6 +253,9 @@ async def look(life: Life, around: Surroundings) -> Event:
     event = _shown(life, around, life.sighting)
     if life.sighting.standing is Standing.EXPIRED and life.sent and await _has_code(life, around):
         life.failure = PayerHasCode("the payment could not be settled", operation_id=life.operation_id)
+    if event is Event.DEAD and life.failure is not None:
+        transaction = life.hints[-1] if life.hints else ""
+        life.failure.extra["settlement"] = {"status": "failed", "transaction": transaction}
     return event
 
 
