@@ -56,6 +56,8 @@ GROUPS: Mapping[str, str] = {
 STATES = ("claimed", "executed", "receipted", "failed", "expired", "needs_operator")
 """The states that rows have; those between two durable steps are told by an operation's history."""
 
+_OPEN = frozenset({"claimed", "executed"})
+
 FILTERS = (*GROUPS, *STATES)
 """Every name that `listing` knows."""
 
@@ -64,7 +66,13 @@ ENTRIES = """
     WHERE operation_id = :operation_id ORDER BY posted_at, entry_id
 """
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM operations"  # noqa: S608 - constant names
-COUNTS: Query = ("SELECT state, COUNT(*) FROM operations GROUP BY state", {})
+COUNTS: Query = (
+    """
+    SELECT ended_as, COUNT(*) FROM operations WHERE ended_as IS NOT NULL GROUP BY ended_as
+    UNION ALL SELECT state, COUNT(*) FROM operations WHERE ended_at IS NULL GROUP BY state
+    """,
+    {},
+)
 
 
 NODES: Sequence[Query] = (
@@ -122,7 +130,9 @@ def listing(only: str | None, limit: int) -> list[Query]:
     if only in GROUPS:
         return [(f"{_SELECT} WHERE {GROUPS[only]} {oldest}", bound)]
     # Spelt out, so that PostgreSQL plans for how rare this state is.
-    return [(f"{_SELECT} WHERE state = '{STATES[STATES.index(only)]}' {newest}", bound)]
+    name = STATES[STATES.index(only)]
+    chosen = f"ended_at IS NULL AND state = '{name}'" if name in _OPEN else f"ended_as = '{name}'"
+    return [(f"{_SELECT} WHERE {chosen} {newest}", bound)]
 
 
 def listed(found: Sequence[Sequence[Row]], limit: int) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ FETCHED_AT_ONCE = 2000
 _TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
 _COLUMNS = """
     SELECT table_name, column_name FROM information_schema.columns
-    WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position
+    WHERE table_schema = current_schema() AND is_generated = 'NEVER' ORDER BY table_name, ordinal_position
 """
 _LIVE = f"SELECT node FROM nodes WHERE lease_until >= {CLOCK} ORDER BY node"  # noqa: S608 - a constant
 _EPOCH = """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +13,7 @@ from gateway.actors.operations.claiming import Sealed, first_claim
 from gateway.actors.runtime import open_runtime
 from gateway.actors.store import Conflict, PostgresqlSettings, Statement, Value, open_postgresql
 from tests.actors.operations.scene import Node, Scene, order, payment, until
-from tests.actors.store.postgresql_parts import connected, run, somebody_waits
+from tests.actors.store.postgresql_parts import connected, run, run_at, somebody_waits
 
 SETTLED = rows.Settled("0xaa", 7, "0xbb")
 RESULT = rows.Result("sha256:1", "{}", 1)
@@ -145,3 +146,46 @@ async def test_who_takes_an_operation_over_gets_the_row_as_its_owner_left_it_a_m
             renewed = "INSERT INTO nodes (node, epoch, lease_until, step, joined_at, release)"
             await run(theirs, f"{renewed} VALUES ('node-1', 1, 9e17, 1, 1, '')", "COMMIT")
         assert [(each.state, each.epoch, each.sealed_output) for each in taken] == [("executed", 2, b"out")]
+
+
+async def test_steps_that_do_not_end_an_operation_write_to_no_index(postgresql_url: str) -> None:
+    """PostgreSQL counts them as HOT: a long dump, which keeps old versions, then costs a page and not every index."""
+    count, at_once = 300, 10
+    async with (
+        open_runtime(grace=5) as runtime,
+        open_postgresql(runtime, PostgresqlSettings(postgresql_url), node="node-1") as store,
+    ):
+
+        async def paid_call(number: int) -> None:
+            paid_by, owner = payment(), rows.Owner(f"op_{number:05}", "node-1", 1)
+            made = order(f"a-key-of-call-{number:05}", paid_by, network=f"192.0.2.{number % 250}")
+            sealed = Sealed(os.urandom(250), os.urandom(900), os.urandom(60), [[os.urandom(60)]])
+            receipt_json = '{"x": "' + os.urandom(400).hex() + '"}'
+            await store.commit(*(statement for _, statement in first_claim(owner, made, paid_by, sealed, now=1)))
+            await store.commit(rows.keep(owner, sealed_output=os.urandom(1200), result=RESULT, look_from_block=number))
+            last = rows.receipt(
+                owner, receipt_json=receipt_json, settled=SETTLED, sealed_output=None, result=RESULT, now=2
+            )
+            await store.commit(last)
+
+        for first in range(0, count, at_once):
+            async with trio.open_nursery() as nursery:
+                for number in range(first, first + at_once):
+                    nursery.start_soon(paid_call, number)
+    await until(partial(_told, postgresql_url, 2 * count))
+    updated, hot = await _updates(postgresql_url)
+    assert updated == 2 * count
+    assert hot >= 0.49 * updated  # all but the last step of each; a page may be full
+
+
+async def _told(url: str, updates: int) -> bool:
+    """Whether the server has taken in what its sessions count, which it does when they end."""
+    return (await _updates(url))[0] >= updates
+
+
+async def _updates(url: str) -> tuple[int, int]:
+    """Updates of operations, and how many of them were HOT."""
+    counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'operations'"
+    ((row,),) = ((await run_at(url, counts)),)
+    ((updated, hot),) = row if isinstance(row, list) else [row]
+    return int(updated or 0), int(hot or 0)
