@@ -37,6 +37,7 @@ from gateway.registry.ai.choice import standing
 from gateway.registry.ai.embedded import EmbeddedAdapter
 from gateway.registry.ai.listing import Selling
 from gateway.shared_keys import join_keys
+from gateway.shared_terms import join_terms
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +111,7 @@ async def open_node(
         ):
             await require_whole(store, configuration.shown_store)
             keys = await join_keys(store, configuration.keys_dir)
+            await join_terms(store, configuration)
             token = open_token(configuration, create=True) if private else ""
             parts = await start_actors(runtime, store, keys, configuration, adapters, models, place, metrics)
             inside = _inside(configuration, runtime, store, parts, metrics, started_at)

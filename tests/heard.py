@@ -37,6 +37,7 @@ from gateway.errors import ExecutorFailed
 from gateway.http.operator_view import FILTERS
 from gateway.node import open_node
 from gateway.registry.qualification import Evidence, Finding, Observation, State
+from gateway.shared_terms import join_terms
 from tests.actors.operations import (
     test_in_hand,
     test_keeping,
@@ -168,7 +169,9 @@ def serve(directory: Path) -> None:
     async def live() -> None:
         node = {"listen": ["127.0.0.1:0"], "operator_listen": "127.0.0.1:0", "data_dir": str(directory)}
         tree = {"node": node, "ai": {"embedded": False}, "sandbox": {"enabled": False}}
+        paid = {"pay_to": "0x" + "ab" * 20, "facilitator_url": "http://127.0.0.1:1", "rpc_urls": ["http://127.0.0.1:1"]}
         async with open_node(structure(tree), operator=True) as running:
+            await join_terms(running.store, structure(tree | {"payment": paid}))
             token = (directory / "operator.token").read_text().strip()
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
                 body = {"query": "idempotency", "synthesize": False}

@@ -14,6 +14,7 @@ from gateway.doctor._server_seen import Seen, look
 from gateway.migrating import Standing, standing_of_server
 from gateway.opening import settings_of
 from gateway.shared_keys import known_keys
+from gateway.shared_terms import Terms, running
 
 OLDEST = 130_000
 BESIDE_READERS = 3
@@ -59,7 +60,9 @@ def server(configuration: Configuration) -> Examined:
         standing = standing_of_server(settings, schema.shipped())
     except StoreRefused as refused:
         return Examined([*checks, failed("schema", refused.what, START, refused.remedy)])
-    return Examined([*checks, tables(standing), nodes(standing)], frozenset(each.node for each in standing.nodes))
+    alive = frozenset(each.node for each in standing.nodes)
+    checks += terms(configuration, seen, alive)
+    return Examined([*checks, tables(standing), nodes(standing)], alive)
 
 
 # -- what it means -----------------------------------------------------------------------------------------------------
@@ -172,6 +175,21 @@ def clock(seen: Seen) -> Check:
         so = f"nodes go by the store's clock; one that is {STANDS_ASIDE_MS // 1000} s from it stands aside"
         return note(name, apart, so, fix)
     return fine(name, f"{abs(seen.ahead_ms)} ms from this machine's")
+
+
+def terms(configuration: Configuration, seen: Seen, alive: frozenset[str]) -> list[Check]:
+    """Check that the nodes which run over the store are paid in and to the same."""
+    ours = Terms.of(configuration)
+    others = running(seen.facts, alive, configuration.node.name)
+    if ours is None or not others:
+        return []
+    differing = ours.differences(others)
+    if not differing:
+        return [fine("payment terms", f"the same on {', '.join(sorted(others))}")]
+    fix = "configure the same on every node; to change it, stop every node and start them with the new value"
+    return [
+        failed("payment terms", f"{each.pointer}: {each.detail.partition('. ')[0]}", START, fix) for each in differing
+    ]
 
 
 def tables(standing: Standing) -> Check:

@@ -20,6 +20,7 @@ from gateway.doctor._server_seen import Seen, look
 from gateway.keys import open_keys
 from gateway.opening import open_engine
 from gateway.shared_keys import join_keys
+from gateway.shared_terms import join_terms
 from tests.store_of_a_node import make_store
 
 KNOWN = len(schema.load(schema.shipped(), "postgresql"))
@@ -89,6 +90,25 @@ async def test_a_store_and_its_live_nodes_are_told(tmp_path: Path, postgresql_ur
     assert examined.alive == {"node-1", "node-2"}
     assert found["nodes"].fact.startswith("node-1 (")
     assert ", node-2 (" in found["nodes"].fact
+
+
+async def test_a_node_that_is_paid_to_another_address_than_a_live_one_fails(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    def paid(name: str, pay_to: str) -> Configuration:
+        plain = configured(tmp_path / name, postgresql_url, name=name)
+        ways = {"facilitator_url": "http://127.0.0.1:1", "rpc_urls": ("http://127.0.0.1:1",)}
+        return attrs.evolve(plain, payment=attrs.evolve(plain.payment, pay_to=pay_to, **ways))
+
+    there = paid("node-2", "0x" + "ab" * 20)
+    async with open_runtime() as runtime, open_engine(runtime, there) as store:
+        await join_terms(store, there)
+        same = by_name(server(paid("node-1", "0x" + "AB" * 20)).checks)
+        other = by_name(server(paid("node-1", "0x" + "cd" * 20)).checks)
+    assert same["payment terms"].line().endswith("the same on node-2")
+    assert other["payment terms"].standing == "failed"
+    assert "/payment/pay_to" in other["payment terms"].fact
+    assert "stop every node" in other["payment terms"].fix
 
 
 async def test_another_live_node_of_this_name_fails_and_the_node_itself_does_not(

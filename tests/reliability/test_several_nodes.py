@@ -211,6 +211,20 @@ async def test_a_node_with_another_pepper_refuses_to_join(pair: Pair) -> None:
     pair.two.directory.joinpath("node.log").write_text("")
 
 
+async def test_a_node_that_is_paid_to_another_address_refuses_to_join(pair: Pair) -> None:
+    world = pair.shops[0].world
+    pair.two.kill()
+    kept = pair.two.config.read_text()
+    pair.two.config.write_text(kept.replace(world.pay_to, "0x" + "ab" * 20))
+    assert pair.two.config.read_text() != kept
+    pair.two.spawn()
+    assert await trio.to_thread.run_sync(pair.two.wait, 30) == 2
+    assert "/payment/pay_to" in pair.two.log.splitlines()[-1]
+    pair.two.config.write_text(kept)
+    pair.two.directory.joinpath("node.log").write_text("")
+    await trio.to_thread.run_sync(pair.two.start)
+
+
 async def test_a_second_node_of_the_same_name_refuses_to_join(
     pair: Pair, forge: Forge, customer: httpx.AsyncClient
 ) -> None:
