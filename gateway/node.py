@@ -6,7 +6,7 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,9 @@ async def open_node(
             limits = ServerLimits(drain_s=max(node.drain_s, 1), max_connections=node.max_connections)
             async with (
                 _serving(build_operator_app(inside, token), private, OPERATOR_LIMITS, trio.Event()) as operator_urls,
-                _serving(_public_app(configuration, inside, parts), public, limits, stopping) as urls,
+                _serving(
+                    _public_app(configuration, inside, parts), public, limits, stopping, parts.node.callers.trusts
+                ) as urls,
             ):
                 log.info("serving", urls=urls, base_url=configuration.base_url, operator=operator_urls)
                 yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store, damaged)
@@ -210,14 +212,19 @@ def _with_ports(configuration: Configuration, listeners: Sequence[socket.socket]
 
 @asynccontextmanager
 async def _serving(
-    app: GatewayApp, listeners: Sequence[socket.socket], limits: ServerLimits, stop: trio.Event
+    app: GatewayApp,
+    listeners: Sequence[socket.socket],
+    limits: ServerLimits,
+    stop: trio.Event,
+    shared_by_many: Callable[[str], bool] = lambda _: False,
 ) -> AsyncIterator[tuple[str, ...]]:
     """Serve an application for the length of a block, and drain at its end; nothing where there are no listeners."""
     if not listeners:
         yield ()
         return
     async with trio.open_nursery() as nursery:
-        urls: list[str] = await nursery.start(partial(serve, app, listeners, limits=limits, stop=stop))
+        serving = partial(serve, app, listeners, limits=limits, stop=stop, shared_by_many=shared_by_many)
+        urls: list[str] = await nursery.start(serving)
         try:
             yield tuple(urls)
         finally:

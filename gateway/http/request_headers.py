@@ -165,14 +165,15 @@ class CallerAddress:
         """Return the caller's network: `X-Forwarded-For` is read from the right, past trusted proxies only."""
         address = peer
         hops = [hop.strip() for line in values(headers, "x-forwarded-for") for hop in line.split(",")]
-        while hops and self._trusts(address):
+        while hops and self.trusts(address):
             claimed = _address(hops.pop())
             if claimed is None:
                 break
             address = claimed
         return caller_network(address)
 
-    def _trusts(self, address: str) -> bool:
+    def trusts(self, address: str) -> bool:
+        """Whether an address is a configured proxy's."""
         parsed = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
             parsed = parsed.ipv4_mapped

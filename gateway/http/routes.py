@@ -58,7 +58,13 @@ def build_app(
     def body_cap(path: str) -> int:
         return by_path[path].body_cap if path in by_path else DEFAULT_BODY_CAP
 
-    app = GatewayApp(base_url=base_url, body_cap=body_cap, encoded_prefixes=("/v1/models/",), dress=_dressed)
+    app = GatewayApp(
+        base_url=base_url,
+        body_cap=body_cap,
+        vital_paths=HEALTH,
+        encoded_prefixes=("/v1/models/",),
+        dress=_dressed,
+    )
     for operation in table.values():
         app.add_operation(operation.path, _serve(Pipeline.of(operation, node)))
     _add_lookups(app, node)

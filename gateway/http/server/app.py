@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -140,6 +140,7 @@ class GatewayApp(QuartTrio):
     Args:
         base_url: public origin of the node, without a slash at the end.
         body_cap: bytes a request body may have, by path.
+        vital_paths: paths that are answered even where the node has no place for another connection.
         encoded_prefixes: path prefixes under which percent-encoded spellings are legitimate.
         dress: how the failure of a request for a path is to look there, beside being a problem; a copy of it.
         log: gets defects of the node; by default structlog's.
@@ -153,6 +154,7 @@ class GatewayApp(QuartTrio):
         *,
         base_url: str,
         body_cap: Callable[[str], int],
+        vital_paths: Collection[str] = (),
         encoded_prefixes: Sequence[str] = (),
         dress: Callable[[GatewayError, str], GatewayError] = lambda failure, _: failure,
         log: FilteringBoundLogger | None = None,
@@ -160,6 +162,7 @@ class GatewayApp(QuartTrio):
         super().__init__(import_name, static_folder=None)
         self.base_url = base_url
         self.body_cap = body_cap
+        self.vital_paths = frozenset(vital_paths)
         self.encoded_prefixes = tuple(encoded_prefixes)
         self.dress = dress
         self.log: FilteringBoundLogger = log or structlog.get_logger("gateway.http")

@@ -25,13 +25,15 @@ from hypercorn.utils import parse_socket_addr
 from structlog.typing import FilteringBoundLogger
 
 from gateway import errors
+from gateway.http.server.crowd import Crowd, Place
 from gateway.http.server.http11 import Floor, Http11, Phase
 from gateway.http.server.limits import BodyMemory, ServerLimits
 
 _READ = 64 * 1024
 _WRITE = 64 * 1024
+_BODY_PIECE = 8 * 1024  # bytes of a body that must arrive within `body_pace_s`
 _KEPT = 128 * 1024  # bytes of further requests that are kept while one is answered
-_FRESH_S = 0.2  # age up to which a connection without a request is not closed, since its first may be on its way
+_FRESH_S = 0.2  # age up to which a connection without a request keeps its place, since its first may be on its way
 _PROBE_S = 0.25  # between looks at a client that has finished sending
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABORT = struct.pack("ii", 1, 0)
@@ -48,8 +50,7 @@ class Shared:
     limits: ServerLimits
     memory: BodyMemory
     log: FilteringBoundLogger
-    crowded: Callable[[], bool]
-    """Whether others wait for the place of a connection."""
+    crowd: Crowd[Connection]
 
 
 class RequestTasks(TaskGroup):
@@ -100,16 +101,24 @@ class _Messages:
 
 
 class Connection:
-    """One accepted connection, from its first byte to its close."""
+    """One accepted connection, from its first byte to its close; a `Guest` of the crowd."""
 
-    def __init__(self, accepted: socket.socket, shared: Shared) -> None:
+    def __init__(
+        self, accepted: socket.socket, shared: Shared, *, network: str = "", place: Place = Place.REGULAR
+    ) -> None:
+        self.network = network
+        self.place = place
         self.idle_since = trio.current_time()
+        self.stalled_since = inf
         self._socket = accepted
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
         self._shared = shared
         self._limits = shared.limits
+        self._life = trio.CancelScope()
         self._waiting: trio.CancelScope | None = None  # of the reader, while it waits for bytes
         self._deadline = self.idle_since + shared.limits.header_timeout_s
+        self._body_end = inf  # latest deadline of the body
+        self._piece = 0  # bytes of the body since its deadline was set
         self._phase = Phase.IDLE
         self._served = False
         self._ending = False  # no further request is wanted
@@ -118,12 +127,26 @@ class Connection:
         self._gone = False
 
     @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._phase is Phase.BUSY
+
+    @property
     def idle(self) -> bool:
-        """Whether nothing of a request has arrived since the last answer."""
-        return self._phase is Phase.IDLE
+        """Whether nothing of a request has arrived since the last answer, or for a moment since the accept."""
+        return self._phase is Phase.IDLE and (self._served or trio.current_time() > self.idle_since + _FRESH_S)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the memory for bodies that it holds."""
+        return 0 if self._phase is Phase.IDLE else self._protocol.held
 
     async def run(self) -> None:
         """Serve the connection until it is closed; a failure here is logged and stays here."""
+        with self._life:
+            await self._live()
+
+    async def _live(self) -> None:
         try:
             raw = self._stream.socket
             client, server = (parse_socket_addr(raw.family, name) for name in (raw.getpeername(), raw.getsockname()))
@@ -140,7 +163,9 @@ class Connection:
                     limits=self._limits,
                     memory=self._shared.memory,
                     turn=self._turn,
-                    ending=lambda: self._ending or self._shared.crowded(),
+                    ending=lambda: self._ending,
+                    free_memory=lambda: self._shared.crowd.free_memory(self),
+                    spare=self.place is Place.SPARE,
                 )
                 try:
                     await self._read()
@@ -164,9 +189,20 @@ class Connection:
             if self._waiting is not None:
                 self._waiting.deadline = self._deadline
 
+    def evict(self) -> None:
+        """Close at once, since another connection needs the place or the memory; a slow request hears that."""
+        if self._phase in {Phase.HEAD, Phase.BODY}:
+            why = errors.CapacityExhausted("The request came too slowly while others waited.", retry_after=1)
+            self._sent_at_once(self._protocol.refusal(why))
+        elif self._phase is Phase.BUSY:
+            self._protocol.release()
+            self._gone = True
+        self._life.cancel()
+
     def _turn(self, phase: Phase) -> None:
         """Enter a phase, with its deadline."""
         now = trio.current_time()
+        self.stalled_since = inf if phase in {Phase.IDLE, Phase.BUSY} else now
         if phase is Phase.IDLE:
             self._served = True
             self.idle_since = now
@@ -174,7 +210,8 @@ class Connection:
         elif phase is Phase.HEAD:
             self._deadline = now + self._limits.header_timeout_s
         elif phase is Phase.BODY:
-            self._deadline = now + self._limits.body_timeout_s
+            self._body_end = now + self._limits.body_timeout_s
+            self._pace(_BODY_PIECE)
         else:
             self._deadline = inf
         woken = self._phase is Phase.BUSY and (phase is not Phase.IDLE or self._input_ended)
@@ -184,6 +221,14 @@ class Connection:
             self._waiting.deadline = self._deadline
             if woken:
                 self._waiting.cancel()  # the reader sleeps, and there is something to do without new bytes
+
+    def _pace(self, size: int) -> None:
+        """Note that so many bytes of a body have come, and give it time for the next piece."""
+        self._piece += size
+        if self._piece >= _BODY_PIECE:
+            self._piece = 0
+            self.stalled_since = trio.current_time()
+            self._deadline = min(self._body_end, self.stalled_since + self._limits.body_pace_s)
 
     async def _read(self) -> None:
         while self._phase is not Phase.CLOSED:
@@ -198,6 +243,8 @@ class Connection:
                 else:
                     await self._protocol.advance()
             elif data:
+                if self._phase is Phase.BODY:
+                    self._pace(len(data))
                 await self._protocol.handle(RawData(data))
             elif not self._gone and not self._input_ended:
                 self._input_ended = True
@@ -271,6 +318,7 @@ class Connection:
         try:
             for start in range(0, len(data), _WRITE):
                 piece = data[start : start + _WRITE]
+                self.stalled_since = trio.current_time()
                 with trio.move_on_after(self._limits.write_timeout_s):
                     whole = False
                     await self._stream.send_all(piece)
@@ -281,6 +329,7 @@ class Connection:
             pass  # the client is gone
         finally:
             self._gone = self._gone or not whole
+        self.stalled_since = inf
         if not whole:
             self._nursery.cancel_scope.cancel()
             await trio.sleep_forever()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -37,6 +37,7 @@ _HOST = re.compile(  # RFC 9110 section 7.2
 )
 _URL = re.compile(rb"(?i:https?)://([^/?#]*)(.*)")
 _METHODS_HERE = "GET, HEAD, OPTIONS, POST"
+_READS = {b"GET", b"HEAD"}
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _JOINED = 64 * 1024  # a body up to so many bytes is copied behind its head, to leave in one write
 _FREE_CHUNKS = 1024  # chunks a body may have, whatever their size
@@ -57,6 +58,11 @@ class Floor(Protocol):
     """What the protocol needs of the application."""
 
     body_cap: Callable[[str], int]
+
+    @property
+    def vital_paths(self) -> Collection[str]:
+        """Paths that are answered even where there is no place for any other request."""
+        ...
 
     def render(self, error: GatewayError, instance: str) -> Answer:
         """Render the answer to a failure."""
@@ -130,7 +136,8 @@ class Exchange(HTTPStream):
 class Http11(H11Protocol):
     """The protocol of one connection: bytes in by `handle` and `end_of_input`, bytes out by `send`, phases by `turn`.
 
-    `ending` says whether the connection is to be closed after the answer in hand.
+    `ending` says whether the connection is to be closed after the answer in hand, `free_memory` takes memory from a
+    body that stalls and says whether it found one, and on a `spare` connection only vital paths are answered.
 
     The reader of the connection calls it, and the task of the request in hand; never both at one time, since bytes are
     only kept while the application runs (`Phase.BUSY`).
@@ -150,6 +157,8 @@ class Http11(H11Protocol):
         memory: BodyMemory,
         turn: Callable[[Phase], None],
         ending: Callable[[], bool],
+        free_memory: Callable[[], bool] = lambda: False,
+        spare: bool = False,
     ) -> None:
         client, server = addresses
         super().__init__(app, config, context, task_group, ConnectionState({}), False, client, server, send)  # noqa: FBT003
@@ -160,9 +169,11 @@ class Http11(H11Protocol):
         self._floor = floor
         self._limits = limits
         self._memory = memory
-        self._reserved = 0
+        self.held = 0  # bytes taken from that memory
         self._turn = turn
         self._ending = ending
+        self._free_memory = free_memory
+        self._spare = spare
         self._head = b""  # of an answer, until its first body bytes
 
     @property
@@ -214,19 +225,27 @@ class Http11(H11Protocol):
 
     async def refuse(self, error: GatewayError) -> None:
         """Answer with a problem document and close."""
+        answer = self.refusal(error)
+        if answer:
+            await self.send(RawData(answer))
+        self._go(Phase.CLOSED)
+
+    def refusal(self, error: GatewayError) -> bytes:
+        """Give the request in hand up; returns the answer to it, empty if another one is under way."""
         instance = "" if self.exchange is None else self.exchange.request.raw_path.partition(b"?")[0].decode("ascii")
         status, headers, body = self._floor.render(error, instance)
         head = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         head.append((b"content-length", str(len(body)).encode()))
         self.unread = True
+        answer = b""
         if self.wire.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             answer = self.wire.send(self._response(status, head, last=True))
             if self.exchange is None or self.exchange.request.method != "HEAD":
                 answer += self.wire.send(h11.Data(data=body))
-            await self.send(RawData(answer + self.wire.send(h11.EndOfMessage())))
+            answer += self.wire.send(h11.EndOfMessage())
         self.exchange = None
         self.release()
-        self._go(Phase.CLOSED)
+        return answer
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send what the application answers; the head waits for the first bytes of the body."""
@@ -277,6 +296,8 @@ class Http11(H11Protocol):
         self.exchange = Exchange(self, head, cap)
         self.keep_alive_requests += 1
         self._go(Phase.BODY)
+        if error is None and self._spare and not (path in self._floor.vital_paths and request.method in _READS):
+            error = errors.CapacityExhausted("The node has too many connections at the moment.", retry_after=1)
         if error is not None:
             await self.refuse(error)
         elif _declared(headers) > cap:
@@ -301,20 +322,27 @@ class Http11(H11Protocol):
         await self.exchange.dispatch(refusal)
 
     def _reserve(self, size: int) -> bool:
-        more = size - self._reserved
+        """Take memory for what has come of a body; a small body needs none of what all bodies share."""
+        more = size - self._limits.small_body_bytes - self.held
         if more > 0:
-            if not self._memory.take(more):
-                return False
-            self._reserved = size
+            while not self._memory.take(more):
+                if not self._free_memory():
+                    return False
+            self.held += more
         return True
 
     def release(self) -> None:
         """Give back the memory of a body that is no longer held."""
-        self._memory.give_back(self._reserved)
-        self._reserved = 0
+        self._memory.give_back(self.held)
+        self.held = 0
 
     def _is_last(self) -> bool:
-        return self.unread or self._ending() or self.keep_alive_requests >= self._limits.requests_per_connection
+        return (
+            self.unread
+            or self._spare
+            or self._ending()
+            or self.keep_alive_requests >= self._limits.requests_per_connection
+        )
 
     def _response(self, status: int, headers: Headers, *, last: bool) -> h11.Response:
         full = [*headers, *self.config.response_headers("h11")]

@@ -18,14 +18,16 @@ class ServerLimits:
         header_bytes: request line and header section together; over it 431.
         target_bytes: request target; over it 414.
         header_timeout_s: from the first byte of a request (or the connection's start) to the end of its header section.
-        body_timeout_s: from the end of the header section to the end of the body.
+        body_timeout_s: from the end of the header section to the end of the body: 16 MiB by a line of 0.5 Mbit/s.
+        body_pace_s: for each 8 KiB of a body to arrive; a body that stalls is given up long before `body_timeout_s`.
         keep_alive_s: how long a connection may idle between two requests.
         write_timeout_s: for each 64 KiB of an answer to be taken by the client.
         drain_s: how long requests in flight may go on after `stop`; at least the longest operation.
         linger_s: how long a closed connection is still read, so that the client gets to see the last answer.
-        max_connections: open connections, at most half of the descriptors the process may have; further ones make an
-            idle one give way, or wait in the backlog.
-        body_memory_bytes: request bodies held at one time, all connections together; over it 503.
+        max_connections: open connections, at most half of the descriptors the process may have; for a further one an
+            idle or a stalled one is closed, and where there is none, only health is answered (`crowd.py`).
+        small_body_bytes: what every connection may hold of a body, however much the others hold.
+        body_memory_bytes: request bodies held beyond that at one time, all connections together; over it 503.
         requests_per_connection: after so many the connection is closed, which lets a load balancer balance again.
         backlog: connections the kernel holds until they are accepted.
     """
@@ -33,12 +35,14 @@ class ServerLimits:
     header_bytes: int = attrs.field(default=16 * 1024, validator=_positive)
     target_bytes: int = attrs.field(default=8 * 1024, validator=_positive)
     header_timeout_s: float = attrs.field(default=10.0, validator=_positive)
-    body_timeout_s: float = attrs.field(default=60.0, validator=_positive)
+    body_timeout_s: float = attrs.field(default=300.0, validator=_positive)
+    body_pace_s: float = attrs.field(default=10.0, validator=_positive)
     keep_alive_s: float = attrs.field(default=20.0, validator=_positive)
     write_timeout_s: float = attrs.field(default=30.0, validator=_positive)
     drain_s: float = attrs.field(default=150.0, validator=_positive)
     linger_s: float = attrs.field(default=2.0, validator=_positive)
     max_connections: int = attrs.field(default=512, validator=_positive)
+    small_body_bytes: int = attrs.field(default=64 * 1024, validator=_positive)
     body_memory_bytes: int = attrs.field(default=256 * 1024 * 1024, validator=_positive)
     requests_per_connection: int = attrs.field(default=1000, validator=_positive)
     backlog: int = attrs.field(default=256, validator=_positive)

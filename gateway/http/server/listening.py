@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import trio
@@ -17,7 +17,9 @@ from structlog.typing import FilteringBoundLogger
 
 from gateway.http.server.app import GatewayApp
 from gateway.http.server.connection import Connection, Shared
+from gateway.http.server.crowd import Crowd
 from gateway.http.server.limits import BodyMemory, ServerLimits
+from gateway.registry.sealing import caller_network
 
 _UNUSABLE = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}  # a listener that will never accept again
 _PAUSE_S = 0.1  # after an accept that failed, for want of descriptors or memory
@@ -53,15 +55,17 @@ async def serve(
     stop: trio.Event,
     limits: ServerLimits | None = None,
     log: FilteringBoundLogger | None = None,
+    shared_by_many: Callable[[str], bool] = lambda _: False,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve HTTP/1.1 on bound sockets until `stop` is set and what was in flight is answered; closes the sockets.
 
     Reports the URLs it listens on once it does.  On `stop` no connection is accepted any more, idle ones are closed,
-    requests in flight have `drain_s` to be answered; what is left then is cancelled.
+    requests in flight have `drain_s` to be answered; what is left then is cancelled.  `shared_by_many` tells which
+    peers, such as proxies, bring the requests of many callers; their connections are not counted as one network's.
     """
     bounds = limits or ServerLimits()
-    server = _Server(app, bounds, log or structlog.get_logger("gateway.http"))
+    server = _Server(app, bounds, log or structlog.get_logger("gateway.http"), shared_by_many)
     try:
         async with trio.open_nursery() as around:
             lifespan = Lifespan(server.shared.app, server.shared.config, {})
@@ -76,7 +80,9 @@ async def serve(
 
 
 class _Server:
-    def __init__(self, app: GatewayApp, limits: ServerLimits, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, app: GatewayApp, limits: ServerLimits, log: FilteringBoundLogger, shared_by_many: Callable[[str], bool]
+    ) -> None:
         config = Config()
         config.errorlog = None
         config.include_server_header = False
@@ -84,11 +90,10 @@ class _Server:
         context = WorkerContext(None)
         memory = BodyMemory(limits.body_memory_bytes)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._bound = min(limits.max_connections, max(1, descriptors // 2))
-        self._connections: dict[Connection, None] = {}
-        self._queue = trio.lowlevel.ParkingLot()  # of listeners with a connection to accept and no room for it
+        self._crowd: Crowd[Connection] = Crowd(min(limits.max_connections, max(1, descriptors // 2)))
+        self._shared_by_many = shared_by_many
         bare = wrap_app(app, 0, "asgi")
-        self.shared = Shared(bare, app, config, context, limits, memory, log, lambda: bool(self._queue))
+        self.shared = Shared(bare, app, config, context, limits, memory, log, self._crowd)
 
     async def run(
         self, listeners: Sequence[socket.socket], stop: trio.Event, task_status: trio.TaskStatus[list[str]]
@@ -108,7 +113,7 @@ class _Server:
                 while self._accept_one(listener, nursery):
                     pass  # whoever was let into the backlog is answered
                 listener.close()
-            for connection in list(self._connections):
+            for connection in self._crowd:
                 connection.end()
             nursery.cancel_scope.deadline = trio.current_time() + self.shared.limits.drain_s
 
@@ -116,7 +121,6 @@ class _Server:
         failing = False
         while True:
             await trio.lowlevel.wait_readable(listener)
-            await self._room()
             try:
                 self._accept_one(listener, nursery)
                 failing = False
@@ -131,14 +135,19 @@ class _Server:
     def _accept_one(self, listener: socket.socket, nursery: trio.Nursery) -> bool:
         """Accept a connection that waits; false if none does."""
         try:
-            accepted, _ = listener.accept()
+            accepted, peer = listener.accept()
         except BlockingIOError:
             return False
         except ConnectionError:
             return True  # it left before it was accepted
+        network = "" if self._shared_by_many(peer[0]) else caller_network(peer[0])
+        place = self._crowd.place_for(network)
+        if place is None:
+            accepted.close()
+            return True
         accepted.setblocking(False)  # noqa: FBT003
-        connection = Connection(accepted, self.shared)
-        self._connections[connection] = None
+        connection = Connection(accepted, self.shared, network=network, place=place)
+        self._crowd.add(connection)
         nursery.start_soon(self._serve, connection)
         return True
 
@@ -146,13 +155,4 @@ class _Server:
         try:
             await connection.run()
         finally:
-            del self._connections[connection]
-            self._queue.unpark()
-
-    async def _room(self) -> None:
-        """Wait until one more connection is within the bound: the one that has idled longest makes room for it."""
-        while len(self._connections) >= self._bound:
-            idle = [connection for connection in self._connections if connection.idle]
-            if idle:
-                min(idle, key=lambda connection: connection.idle_since).end()
-            await self._queue.park()
+            self._crowd.remove(connection)

@@ -148,8 +148,10 @@ class Node:
     ended: trio.Event
     clients: list[Client] = attrs.field(factory=list)
 
-    async def connect(self, receive_buffer: int = 0) -> Client:
+    async def connect(self, receive_buffer: int = 0, source: str = "") -> Client:
         raw = trio.socket.socket()
+        if source:
+            await raw.bind((source, 0))
         if receive_buffer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         try:
@@ -191,7 +193,14 @@ def doings() -> Doings:
 
 @pytest.fixture
 def app(doings: Doings) -> GatewayApp:
-    app = GatewayApp(base_url="https://node.example", body_cap=lambda path: 2**20 if path == "/upload" else CAP)
+    caps = {"/upload": 2**20, "/big": 2**24}
+    app = GatewayApp(
+        base_url="https://node.example", body_cap=lambda path: caps.get(path, CAP), vital_paths=["/healthz"]
+    )
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive"}
 
     @app.get("/hello")
     async def hello() -> dict[str, str]:
@@ -199,6 +208,7 @@ def app(doings: Doings) -> GatewayApp:
 
     @app.post("/echo")
     @app.post("/upload")
+    @app.post("/big")
     async def echo() -> dict[str, int]:
         doings.tell(entered=1)
         return {"bytes": len(await request.get_data())}
@@ -250,13 +260,14 @@ def app(doings: Doings) -> GatewayApp:
 
 @pytest.fixture
 async def start(nursery: trio.Nursery, app: GatewayApp, doings: Doings, log: list[Any]) -> AsyncIterator[Any]:
-    """Start a server: `await start(keep_alive_s=1, ...)`."""
+    """Start a server: `await start(keep_alive_s=1, ...)`; `proxies` are peers that bring many callers."""
     nodes: list[Node] = []
 
-    async def start(**limits: Any) -> Node:
+    async def start(proxies: tuple[str, ...] = (), **limits: Any) -> Node:
         listener = bind("127.0.0.1:0")
         stop, ended = trio.Event(), trio.Event()
-        serving = partial(serve, app, [listener], stop=stop, limits=ServerLimits(**limits))
+        bounds = ServerLimits(**limits)
+        serving = partial(serve, app, [listener], stop=stop, limits=bounds, shared_by_many=proxies.__contains__)
 
         async def run(task_status: trio.TaskStatus[list[str]]) -> None:
             await serving(task_status=task_status)

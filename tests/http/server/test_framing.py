@@ -51,6 +51,9 @@ async def hear(pieces: Iterable[bytes]) -> Heard:
     sent = bytearray()
     phases = [Phase.IDLE]
 
+    def phase() -> Phase:
+        return phases[-1]
+
     async def app(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         message = await receive()
         if "gateway.refusal" in scope["extensions"]:
@@ -86,14 +89,14 @@ async def hear(pieces: Iterable[bytes]) -> Heard:
         )
         for piece in pieces:
             await protocol.handle(RawData(piece))
-            while phases[-1] is Phase.BUSY:
+            while phase() is Phase.BUSY:
                 await trio.testing.wait_all_tasks_blocked()
-                if phases[-1] is Phase.HEAD:
+                if phase() is Phase.HEAD:
                     await protocol.advance()
-            if phases[-1] is Phase.CLOSED:
+            if phase() is Phase.CLOSED:
                 break
     statuses = [int(line.split(b" ")[1]) for line in bytes(sent).split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
-    return Heard([status for status in statuses if status != 100], handled, phases[-1] is Phase.CLOSED)
+    return Heard([status for status in statuses if status != 100], handled, phase() is Phase.CLOSED)
 
 
 def arrivals(data: bytes) -> Iterator[list[bytes]]:

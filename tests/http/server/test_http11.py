@@ -277,7 +277,7 @@ async def test_a_flood_of_tiny_chunks_is_refused(start: Start) -> None:
 
 
 async def test_bodies_over_the_memory_of_the_node_are_503(start: Start) -> None:
-    node = await start(body_memory_bytes=100_000)
+    node = await start(body_memory_bytes=100_000, small_body_bytes=1)
     first = await node.connect()
     await first.send(b"POST /upload HTTP/1.1\r\nHost: t\r\nContent-Length: 90000\r\n\r\n" + b"x" * 80_000)
     second = await node.connect()
