@@ -64,10 +64,10 @@ async def test_the_longest_idle_goes_first_then_the_longest_stalled_of_the_large
     idle, idler = Guest(idle=True, idle_since=9), Guest("b", idle=True, idle_since=8)
     slow, slower, lone = Guest(stalled_since=7), Guest(stalled_since=6), Guest("c", stalled_since=1)
     crowd = full(9, slow, idle, lone, idler, slower, Guest(), Guest())
-    for loser in (idler, idle, slower, slow, lone):
-        assert not loser.evicted
+    order = (idler, idle, slower, slow, lone)
+    for number in range(1, 6):
         assert crowd.place_for("new") is Place.REGULAR
-        assert loser.evicted
+        assert [guest.evicted for guest in order] == [True] * number + [False] * (5 - number)
         crowd.add(Guest("new"))
     assert crowd.place_for("new") is Place.SPARE
 
@@ -149,8 +149,9 @@ async def test_the_crowd_counts_right_whatever_happens(clock: MockClock, seed: i
                 now = trio.current_time()
                 idle = chance.random() < 0.2
                 stalled = now if chance.random() < 0.3 else float("inf")
-                everyone.append(Guest(network, place, idle, now, stalled, chance.choice([0, 5])))
-                crowd.add(everyone[-1])
+                guest = Guest(network, place, idle=idle, idle_since=now, stalled_since=stalled)
+                everyone.append(guest)
+                crowd.add(guest)
         elif everyone:
             crowd.remove(chance.choice(everyone))
         there = list(crowd)
