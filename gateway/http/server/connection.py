@@ -25,7 +25,7 @@ from hypercorn.utils import parse_socket_addr
 from structlog.typing import FilteringBoundLogger
 
 from gateway import errors
-from gateway.http.server.crowd import Crowd, Place
+from gateway.http.server.crowd import FRESH_S, PATIENCE_S, Crowd, Place
 from gateway.http.server.http11 import Floor, Http11, Phase
 from gateway.http.server.limits import BodyMemory, ServerLimits
 
@@ -33,7 +33,6 @@ _READ = 64 * 1024
 _WRITE = 64 * 1024
 _BODY_PIECE = 8 * 1024  # bytes of a body that must arrive within `body_pace_s`
 _KEPT = 128 * 1024  # bytes of further requests that are kept while one is answered
-_FRESH_S = 0.2  # age up to which a connection without a request keeps its place, since its first may be on its way
 _PROBE_S = 0.25  # between looks at a client that has finished sending
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABORT = struct.pack("ii", 1, 0)
@@ -108,8 +107,9 @@ class Connection:
     ) -> None:
         self.network = network
         self.place = place
+        self.idle = True
         self.idle_since = trio.current_time()
-        self.stalled_since = inf
+        self.gives_way_from = self.idle_since + FRESH_S
         self._socket = accepted
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
         self._shared = shared
@@ -125,16 +125,6 @@ class Connection:
         self._input_ended = False
         self._answered = False  # the last answer is given
         self._gone = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self._phase is Phase.BUSY
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing of a request has arrived since the last answer, or for a moment since the accept."""
-        return self._phase is Phase.IDLE and (self._served or trio.current_time() > self.idle_since + _FRESH_S)
 
     @property
     def held(self) -> int:
@@ -185,7 +175,7 @@ class Connection:
         """Close as soon as nothing is in flight: at once when idle, after the answer otherwise."""
         self._ending = True
         if self._phase is Phase.IDLE:
-            self._deadline = min(self._deadline, self.idle_since + (0 if self._served else _FRESH_S))
+            self._deadline = min(self._deadline, self.idle_since + (0 if self._served else FRESH_S))
             if self._waiting is not None:
                 self._waiting.deadline = self._deadline
 
@@ -202,8 +192,9 @@ class Connection:
     def _turn(self, phase: Phase) -> None:
         """Enter a phase, with its deadline."""
         now = trio.current_time()
-        self.stalled_since = inf if phase in {Phase.IDLE, Phase.BUSY} else now
-        if phase is Phase.IDLE:
+        self.idle = phase is Phase.IDLE
+        self.gives_way_from = inf if phase is Phase.BUSY else now if self.idle else now + PATIENCE_S
+        if self.idle:
             self._served = True
             self.idle_since = now
             self._deadline = now if self._ending else now + self._limits.keep_alive_s
@@ -227,8 +218,9 @@ class Connection:
         self._piece += size
         if self._piece >= _BODY_PIECE:
             self._piece = 0
-            self.stalled_since = trio.current_time()
-            self._deadline = min(self._body_end, self.stalled_since + self._limits.body_pace_s)
+            now = trio.current_time()
+            self.gives_way_from = now + PATIENCE_S
+            self._deadline = min(self._body_end, now + self._limits.body_pace_s)
 
     async def _read(self) -> None:
         while self._phase is not Phase.CLOSED:
@@ -318,7 +310,7 @@ class Connection:
         try:
             for start in range(0, len(data), _WRITE):
                 piece = data[start : start + _WRITE]
-                self.stalled_since = trio.current_time()
+                self.gives_way_from = trio.current_time() + PATIENCE_S
                 with trio.move_on_after(self._limits.write_timeout_s):
                     whole = False
                     await self._stream.send_all(piece)
@@ -329,14 +321,14 @@ class Connection:
             pass  # the client is gone
         finally:
             self._gone = self._gone or not whole
-        self.stalled_since = inf
+        self.gives_way_from = inf
         if not whole:
             self._nursery.cancel_scope.cancel()
             await trio.sleep_forever()
 
     async def _linger(self) -> None:
         """Say that nothing more comes, and read on a while: closing over unread bytes would take the answer back."""
-        limit = self._limits.linger_s if self._protocol.unread or not self._ending else _FRESH_S
+        limit = self._limits.linger_s if self._protocol.unread or not self._ending else FRESH_S
         try:
             await self._stream.send_eof()
             if self._input_ended:

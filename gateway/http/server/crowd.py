@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
+from math import inf
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -19,6 +21,8 @@ SPARE = 64
 """Connections beyond the bound that may be open, for health."""
 PATIENCE_S = 1.0
 """How long a request or the reading of an answer may stand still before its place can be taken."""
+FRESH_S = 0.2
+"""How long after its accept a connection without a request keeps its place, since the first may be on its way."""
 
 
 class Place(Enum):
@@ -34,29 +38,23 @@ class Guest(Protocol):
     Attributes:
         network: its peer's; empty if many callers come from there.
         place: what it was given.
-        busy: a request is being answered.
-        idle: nothing of a request has arrived since the last answer, or for a moment since its accept.
-        idle_since: time of that answer, or of the accept.
-        stalled_since: since when the client has not sent, or read, what is due next; infinite where nothing is due.
+        idle: nothing of a request has arrived since the last answer, or since its accept.
+        gives_way_from: from when its place may be taken; infinite while a request is being answered.
         held: bytes of `body_memory_bytes` that it holds.
     """
 
     network: str
     place: Place
-    idle_since: float
+    idle: bool
+    gives_way_from: float
 
-    @property
-    def busy(self) -> bool: ...  # noqa: D102
-    @property
-    def idle(self) -> bool: ...  # noqa: D102
-    @property
-    def stalled_since(self) -> float: ...  # noqa: D102
     @property
     def held(self) -> int: ...  # noqa: D102
     def evict(self) -> None: ...  # noqa: D102
 
 
 G = TypeVar("G", bound=Guest)
+_GIVES_WAY_FROM = attrgetter("gives_way_from")
 
 
 @attrs.define(eq=False)
@@ -80,16 +78,16 @@ class Crowd(Generic[G]):
     def place_for(self, network: str) -> Place | None:
         """Return what place a new connection has, closing another one for it if need be; None: it must be closed."""
         if network and self._networks[network] >= self.share:
-            loser = self._first_to_go(each for each in self._placed if each.network == network)
+            loser = self._first_to_go(network)
         elif len(self._placed) >= self.bound:
-            loser = self._first_to_go(self._placed)
+            loser = self._first_to_go()
         else:
             return Place.REGULAR
         if loser is not None:
             self._evict(loser)
             return Place.REGULAR
         if len(self._spare) >= SPARE:
-            loser = next((each for each in self._spare if not each.busy), None)
+            loser = next((each for each in self._spare if each.gives_way_from < inf), None)
             if loser is None:
                 return None
             self._evict(loser)
@@ -114,21 +112,28 @@ class Crowd(Generic[G]):
 
     def free_memory(self, asking: G) -> bool:
         """Close a connection that stalls while it holds memory which another one asks for; false if none does."""
-        loser = self._slowest(each for each in self._placed if each.held and each is not asking)
+        now = trio.current_time()
+        slow = [each for each in self._placed if each.gives_way_from <= now and each.held and each is not asking]
+        loser = self._slowest(slow)
         if loser is None:
             return False
         self._evict(loser)
         return True
 
-    def _first_to_go(self, among: Iterable[G]) -> G | None:
-        guests = list(among)
-        idle = min((each for each in guests if each.idle), key=lambda each: each.idle_since, default=None)
-        return idle if idle is not None else self._slowest(guests)
+    def _first_to_go(self, network: str | None = None) -> G | None:
+        """Return whose place may be taken first, among all or in one network; a flood runs it for each connection."""
+        now = trio.current_time()
+        if network is None:
+            guests = [each for each in self._placed if each.gives_way_from <= now]
+        else:
+            guests = [each for each in self._placed if each.gives_way_from <= now and each.network == network]
+        idle = min((each for each in guests if each.idle), key=_GIVES_WAY_FROM, default=None)
+        if idle is not None:
+            return idle
+        return self._slowest(guests) if network is None else min(guests, key=_GIVES_WAY_FROM, default=None)
 
     def _slowest(self, among: Iterable[G]) -> G | None:
-        latest = trio.current_time() - PATIENCE_S
-        slow = [each for each in among if each.stalled_since <= latest]
-        return max(slow, key=lambda each: (self._crowding(each.network), -each.stalled_since), default=None)
+        return max(among, key=lambda each: (self._crowding(each.network), -each.gives_way_from), default=None)
 
     def _crowding(self, network: str) -> int:
         return self._networks[network] if network else 1

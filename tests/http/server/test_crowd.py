@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from math import inf
 from typing import TYPE_CHECKING
 
 import attrs
@@ -32,10 +33,8 @@ WAITING = b"POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}"
 class Guest:
     network: str = "a"
     place: Place = Place.REGULAR
-    busy: bool = False
     idle: bool = False
-    idle_since: float = 0.0
-    stalled_since: float = float("inf")
+    gives_way_from: float = inf
     held: int = 0
     evicted: bool = False
 
@@ -61,8 +60,8 @@ async def test_places_are_given_up_to_the_bound(clock: MockClock) -> None:
 
 async def test_the_longest_idle_goes_first_then_the_longest_stalled_of_the_largest_network(clock: MockClock) -> None:
     await trio.sleep(100)
-    idle, idler = Guest(idle=True, idle_since=9), Guest("b", idle=True, idle_since=8)
-    slow, slower, lone = Guest(stalled_since=7), Guest(stalled_since=6), Guest("c", stalled_since=1)
+    idle, idler = Guest(idle=True, gives_way_from=9), Guest("b", idle=True, gives_way_from=8)
+    slow, slower, lone = Guest(gives_way_from=7), Guest(gives_way_from=6), Guest("c", gives_way_from=1)
     crowd = full(9, slow, idle, lone, idler, slower, Guest(), Guest())
     order = (idler, idle, slower, slow, lone)
     for number in range(1, 6):
@@ -74,7 +73,7 @@ async def test_the_longest_idle_goes_first_then_the_longest_stalled_of_the_large
 
 async def test_a_request_that_only_just_paused_keeps_its_place(clock: MockClock) -> None:
     await trio.sleep(100)
-    paused = Guest(stalled_since=99.5)
+    paused = Guest(gives_way_from=100.5)
     crowd = full(3, paused)
     assert crowd.place_for("new") is Place.SPARE
     assert not paused.evicted
@@ -92,7 +91,7 @@ async def test_one_network_never_has_all_places(clock: MockClock) -> None:
 async def test_a_network_over_its_share_makes_room_among_its_own(clock: MockClock) -> None:
     await trio.sleep(100)
     crowd: Crowd[Guest] = Crowd(16)
-    own, foreign = Guest("a", idle=True, idle_since=9), Guest("b", idle=True, idle_since=1)
+    own, foreign = Guest("a", idle=True, gives_way_from=9), Guest("b", idle=True, gives_way_from=1)
     for guest in (own, foreign, *(Guest("a") for _ in range(13))):
         crowd.add(guest)
     assert crowd.place_for("a") is Place.REGULAR
@@ -102,7 +101,7 @@ async def test_a_network_over_its_share_makes_room_among_its_own(clock: MockCloc
 async def test_the_connections_of_a_proxy_are_no_crowd(clock: MockClock) -> None:
     await trio.sleep(100)
     crowd: Crowd[Guest] = Crowd(8)
-    proxied, direct = [Guest("", stalled_since=1) for _ in range(6)], [Guest("a", stalled_since=9) for _ in range(2)]
+    proxied, direct = [Guest("", gives_way_from=1) for _ in range(6)], [Guest("a", gives_way_from=9) for _ in range(2)]
     for guest in proxied + direct:
         assert crowd.place_for(guest.network) is Place.REGULAR
         crowd.add(guest)
@@ -112,22 +111,26 @@ async def test_the_connections_of_a_proxy_are_no_crowd(clock: MockClock) -> None
 
 async def test_the_spare_places_are_taken_from_the_oldest_that_waits_for_its_client(clock: MockClock) -> None:
     crowd = full(2)
-    spare = [Guest(place=Place.SPARE, busy=number == 0) for number in range(SPARE)]
+    spare = [Guest(place=Place.SPARE, gives_way_from=0 if number else inf) for number in range(SPARE)]
     for guest in spare:
         assert crowd.place_for("a") is Place.SPARE
         crowd.add(guest)
     assert crowd.place_for("a") is Place.SPARE
     assert [guest.evicted for guest in spare] == [False, True] + [False] * (SPARE - 2)
     for guest in spare:
-        guest.busy = True
-    crowd.add(Guest(place=Place.SPARE, busy=True))
+        guest.gives_way_from = inf
+    crowd.add(Guest(place=Place.SPARE))
     assert crowd.place_for("a") is None
 
 
 async def test_memory_is_taken_from_what_stalls_and_never_from_who_asks(clock: MockClock) -> None:
     await trio.sleep(100)
-    asking, small, moving = Guest(stalled_since=1, held=9), Guest(stalled_since=1), Guest(stalled_since=99.9, held=9)
-    stalled, busy = Guest(stalled_since=5, held=9), Guest(held=9)
+    asking, small, moving = (
+        Guest(gives_way_from=1, held=9),
+        Guest(gives_way_from=1),
+        Guest(gives_way_from=100.1, held=9),
+    )
+    stalled, busy = Guest(gives_way_from=5, held=9), Guest(held=9)
     crowd = full(9, asking, small, moving, stalled, busy)
     assert crowd.free_memory(asking)
     assert stalled.evicted
@@ -148,8 +151,7 @@ async def test_the_crowd_counts_right_whatever_happens(clock: MockClock, seed: i
             if place is not None:
                 now = trio.current_time()
                 idle = chance.random() < 0.2
-                stalled = now if chance.random() < 0.3 else float("inf")
-                guest = Guest(network, place, idle=idle, idle_since=now, stalled_since=stalled)
+                guest = Guest(network, place, idle=idle, gives_way_from=now if idle or chance.random() < 0.3 else inf)
                 everyone.append(guest)
                 crowd.add(guest)
         elif everyone:
