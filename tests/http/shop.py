@@ -27,9 +27,12 @@ from gateway.actors.runtime import Inbox, Letter, Runtime, open_runtime
 from gateway.actors.settlement import (
     BlockTime,
     ChainUnavailable,
+    Funds,
     HasCode,
     Look,
     Message,
+    ReadBalance,
+    ReadFunds,
     Settle,
     SettlementPath,
     Sighting,
@@ -127,6 +130,7 @@ class Bank:
     path: SettlementPath = attrs.field(factory=SettlementPath)
     verification: Verification = attrs.field(factory=lambda: Verification(Verdict.VALID))
     standing: Standing | None = None
+    balance: int = 10**12
     verified: int = 0
     paid: dict[str, str] = attrs.field(factory=dict)
     block: int = 101
@@ -170,6 +174,10 @@ class Bank:
                 letter.answer(message, address in self.with_code)
             case BlockTime():
                 letter.answer(message, self.block_time)
+            case ReadBalance():
+                letter.answer(message, self.balance)
+            case ReadFunds():
+                letter.answer(message, Funds(self.balance, frozenset(self.paid)))
             case StillStands():
                 letter.answer(message, True)
             case _:

@@ -18,14 +18,16 @@ from ulid import ULID
 from gateway.actors.leases import Held, Hold, alone
 from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.duties import attempt, keep_up, within
-from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer
+from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer, open_here
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending
 from gateway.actors.operations.left_over import RECONCILE_EVERY_S, TAKE_OVER_EVERY_S, LeftOver, Structure
 from gateway.actors.operations.life import Event, State
 from gateway.actors.operations.lingering import Lingering
 from gateway.actors.operations.live import live, tell_when_slow
 from gateway.actors.operations.order import Elsewhere, Exposure, Join, Leave, Order, Resolve, Submit
+from gateway.actors.operations.pace import Pace
 from gateway.actors.operations.reorg import Watch
+from gateway.actors.operations.reservations import Reservations
 from gateway.actors.operations.resolution import resolve
 from gateway.actors.operations.waiting import own
 from gateway.actors.runtime import Inbox, Letter
@@ -130,10 +132,16 @@ class Desk:
 
     def admit(self, order: Order) -> None:
         """Refuse what would go over a limit; nothing has been claimed then."""
-        if len(self.lives) + len(self.claims) >= self.unsettled.limits.operations:
-            raise CapacityExhausted("too many operations are open", retry_after=RETRY_AFTER_S)
+        limits, open_now = self.unsettled.limits, len(self.lives) + len(self.claims)
         if order.payment is not None:
             self.unsettled.admit(order.payment)
+        if open_now < min(limits.operations, limits.settling):
+            return
+        settling = sum(life.may_have_settled for life in self.lives.values())
+        if open_now - settling >= limits.operations:
+            raise CapacityExhausted("too many operations are open", retry_after=RETRY_AFTER_S)
+        if order.payment is not None and settling >= limits.settling:
+            raise CapacityExhausted("too many settlements are open", retry_after=RETRY_AFTER_S)
 
     async def claim(self, operation_id: str) -> None:
         """Claim an order durably and live it; everyone who came for it meanwhile waits with it."""
@@ -177,7 +185,7 @@ class Desk:
         It is among `lives` by then: what is not in hand is taken on.
         """
         operation_id = life.operation_id
-        self.unsettled.add(operation_id, life.payment)
+        self.count(life)
         if life.payment is not None:
             self.nursery.start_soon(tell_when_slow, life)
         try:
@@ -192,9 +200,16 @@ class Desk:
         if life.taken or (life.claim is not None and not life.over):
             return
         if not life.over:
+            self.count(life)
             self.left_over.rest(operation_id, RECONCILE_EVERY_S * 2.0 ** min(life.tries, 10))
         elif life.state is State.RECEIPTED:
             self.watch.add(life)
+
+    def count(self, life: Life) -> None:
+        """Count a life's payment as unsettled, and as reserved where it may have been submitted."""
+        self.unsettled.add(life.operation_id, life.payment)
+        if life.payment is not None and life.may_have_settled:
+            self.around.reservations.reserve(life.operation_id, life.payment)
 
     async def within_limits(self, life: Life, first: Event) -> Event:
         """Return how an operation begins, which may be over its payer's limit with what other nodes have claimed.
@@ -206,12 +221,12 @@ class Desk:
         if payment is None or not at_risk or not around.store.shared:
             return first
         try:
-            over = await of_payer(around.store, payment) > self.unsettled.limits.unsettled_per_payer
+            total, life.owed_elsewhere = await of_payer(around.store, around.node, payment)
         except StoreUnavailable as error:
             error.operation_id = life.operation_id
             life.failure = error
             return Event.OVER_LIMIT
-        if over:
+        if total > self.unsettled.limits.unsettled_per_payer:
             life.failure = self.unsettled.too_much(life.operation_id)
             return Event.OVER_LIMIT
         return first
@@ -296,8 +311,9 @@ class Desk:
         return self.lives.keys() | self.claims.keys()
 
     def room(self) -> int:
-        """Return how many more may be taken on."""
-        return max(self.unsettled.limits.operations - len(self.lives), 0)
+        """Return how many more may be taken on: what waits for its settlement leaves room for what runs."""
+        limits = self.unsettled.limits
+        return max(limits.operations + limits.settling - len(self.lives), 0)
 
     def take_on(self, life: Life, first: Event) -> None:
         """Live what a crash left, or another node."""
@@ -315,6 +331,14 @@ class Desk:
             await keep_up(self.around.draining, RECONCILE_EVERY_S, self.watch.load, self.watch.check)
         finally:
             self.watch.leave()
+
+    async def count_left_over(self, *, at_start: bool = False) -> None:
+        """Count what is open on this node and not in hand, which at the start may be more than can be taken on."""
+        around, before = self.around, self.in_hand()
+        if around.settlement is None or not (at_start or self.unsettled.left_over(before)):
+            return
+        left = await open_here(around.store, around.node, around.asset.network, around.asset.address)
+        self.unsettled.recount(left, before | self.in_hand())
 
     async def look_elsewhere(self) -> None:
         """Read what other nodes have unsettled."""
@@ -359,14 +383,18 @@ async def operations(
     hold: Hold = alone,
 ) -> None:
     """Serve orders until the mailbox closes, then let what runs come to an end or to its next durable state."""
+    around = attrs.evolve(around, reservations=Reservations(), pace=Pace())
     async with trio.open_nursery() as nursery:
-        desk = Desk(around, nursery, Watch(around, head), Unsettled(limits), Lingering(trio.current_time))
+        unsettled = Unsettled(limits, around.reservations)
+        desk = Desk(around, nursery, Watch(around, head), unsettled, Lingering(trio.current_time))
         desk.left_over = LeftOver(around, table, structure, desk.in_hand, desk.room, desk.take_on)
+        await desk.count_left_over(at_start=True)
         await desk.left_over.take_up()
         if around.store.shared:
             nursery.start_soon(keep_up, around.draining, ELSEWHERE_EVERY_S, desk.look_elsewhere)
         reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
         nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.left_over.take_up, desk.forget)
+        nursery.start_soon(keep_up, around.draining, RECONCILE_EVERY_S, desk.count_left_over)
         watching = trio.CancelScope()
         nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
         inbox.ready(at_once=desk.serve)

@@ -8,11 +8,13 @@ before it is verified.  The total may be exceeded by what the other nodes admit 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import attrs
 
-from gateway.actors.payment import Payment
+from gateway.actors.operations.reservations import Due, Reservations
+from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 from gateway.actors.store import NodeStore
 from gateway.errors import ExposureLimit
 
@@ -21,21 +23,41 @@ RETRY_AFTER_S = 2.0
 
 @attrs.frozen
 class Limits:
-    """How much may be open at once: operations, and unsettled atomic units a payer and in all."""
+    """How much may be open at once.
+
+    Attributes:
+        operations: those that are claimed, verified or executed; those that only wait for their settlement count not.
+        settling: those that wait for their settlement; beyond it nothing paid is begun.
+        unsettled_per_payer: atomic units.
+        unsettled: atomic units of all payers.
+    """
 
     operations: int = 512
+    settling: int = 2048
     unsettled_per_payer: int = 5_000_000
     unsettled: int = 100_000_000
 
 
+@attrs.frozen
+class Left:
+    """An open paid operation of this node; its payment may have been submitted if it was `executed`."""
+
+    operation_id: str
+    executed: bool
+    payment: Payment
+
+
 @attrs.define(eq=False)
 class Unsettled:
-    """The unsettled amounts of the operations in this node's hands, each counted once however often it is added.
+    """The unsettled amounts of this node's open operations, each counted once however often it is added.
 
-    `elsewhere` is what other nodes have, by payer, as it was last read.
+    Attributes:
+        reservations: what of the payers' balances they are admitted for; what is dropped here is dropped there.
+        elsewhere: what other nodes have, by payer, as it was last read.
     """
 
     limits: Limits
+    reservations: Reservations = attrs.field(factory=Reservations)
     total: int = 0
     elsewhere: Mapping[str, int] = attrs.field(factory=dict)
     _by_payer: defaultdict[str, int] = attrs.field(factory=lambda: defaultdict(int))
@@ -58,7 +80,7 @@ class Unsettled:
 
     def add(self, operation_id: str, payment: Payment | None) -> None:
         """Count an operation's payment as unsettled."""
-        self.drop(operation_id)
+        self._forget(operation_id)
         if payment is not None:
             payer = payment.payer.lower()
             self._by_operation[operation_id] = payer, payment.amount
@@ -67,12 +89,30 @@ class Unsettled:
 
     def drop(self, operation_id: str) -> None:
         """Count an operation's payment no longer."""
+        self._forget(operation_id)
+        self.reservations.drop(operation_id)
+
+    def _forget(self, operation_id: str) -> None:
         payer, amount = self._by_operation.pop(operation_id, ("", 0))
         if amount:
             self.total -= amount
             self._by_payer[payer] -= amount
             if not self._by_payer[payer]:
                 del self._by_payer[payer]
+
+    def recount(self, left: Iterable[Left], in_hand: AbstractSet[str]) -> None:
+        """Count what is open on this node and in nobody's hands, and nothing else that is not in hand."""
+        found = {each.operation_id: each for each in left if each.operation_id not in in_hand}
+        for gone in self._by_operation.keys() - in_hand - found.keys():
+            self.drop(gone)
+        for each in found.values():
+            self.add(each.operation_id, each.payment)
+            if each.executed:
+                self.reservations.reserve(each.operation_id, each.payment)
+
+    def left_over(self, in_hand: AbstractSet[str]) -> bool:
+        """Return True if something is counted that is not in hand."""
+        return not self._by_operation.keys() <= in_hand
 
     def by_payer(self) -> dict[str, int]:
         """Return what is unsettled by payer, addresses in lower case."""
@@ -84,8 +124,18 @@ ELSEWHERE = """
     WHERE ended_at IS NULL AND payer IS NOT NULL AND node <> :node GROUP BY payer
 """
 OF_PAYER = """
-    SELECT COALESCE(SUM(amount), 0) FROM operations WHERE ended_at IS NULL AND payer = :payer AND payer IS NOT NULL
+    SELECT COALESCE(SUM(amount), 0), COALESCE(SUM(CASE WHEN node <> :node THEN amount ELSE 0 END), 0)
+    FROM operations WHERE ended_at IS NULL AND payer = :payer AND payer IS NOT NULL
 """
+OPEN_ELSEWHERE = """
+    SELECT operation_id, amount, nonce FROM operations
+    WHERE ended_at IS NULL AND payer = :payer AND payer IS NOT NULL AND node <> :node
+        AND network = :network AND asset = :asset
+"""
+OPEN_HERE = f"""
+    SELECT operation_id, state, {", ".join(PUBLIC_COLUMNS)} FROM operations
+    WHERE ended_at IS NULL AND payer IS NOT NULL AND node = :node AND network = :network AND asset = :asset
+"""  # noqa: S608 - constants of the payment's module
 
 
 async def elsewhere(store: NodeStore, node: str) -> dict[str, int]:
@@ -96,7 +146,29 @@ async def elsewhere(store: NodeStore, node: str) -> dict[str, int]:
     return dict(found)
 
 
-async def of_payer(store: NodeStore, payment: Payment) -> int:
-    """Return what a payer has unsettled on all nodes, in atomic units.  Raises `StoreUnavailable`."""
-    ((amount,),) = await store.fetch(OF_PAYER, {"payer": payment.payer})
-    return int(amount or 0)
+async def of_payer(store: NodeStore, node: str, payment: Payment) -> tuple[int, int]:
+    """Return what a payer has unsettled on all nodes, and on all but this one.  Raises `StoreUnavailable`."""
+    ((total, others),) = await store.fetch(OF_PAYER, {"payer": payment.payer, "node": node})
+    return int(total or 0), int(others or 0)
+
+
+async def open_elsewhere(store: NodeStore, node: str, payment: Payment) -> dict[str, Due]:
+    """Return what is due to other nodes of a payer's balance, by operation.  Raises `StoreUnavailable`."""
+    of = {"payer": payment.payer, "node": node, "network": payment.network, "asset": payment.asset}
+    return {
+        str(operation_id): Due(int(amount or 0), str(nonce))
+        for operation_id, amount, nonce in await store.fetch(OPEN_ELSEWHERE, of)
+    }
+
+
+async def open_here(store: NodeStore, node: str, network: str, asset: str) -> list[Left]:
+    """Return every open paid operation of a node.  Raises `StoreUnavailable`."""
+    found = await store.fetch(OPEN_HERE, {"node": node, "network": network, "asset": asset})
+    return [
+        Left(
+            str(operation_id),
+            state == "executed",
+            Payment.of_columns(dict(zip(PUBLIC_COLUMNS, public, strict=True))),
+        )
+        for operation_id, state, *public in found
+    ]

@@ -12,6 +12,8 @@ import trio
 from gateway.actors.operations import rows
 from gateway.actors.operations.life import State
 from gateway.actors.operations.order import Elsewhere, Ended
+from gateway.actors.operations.pace import Pace
+from gateway.actors.operations.reservations import Reservations
 from gateway.actors.operations.waiting import Waiters
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ref
@@ -59,6 +61,8 @@ class Surroundings:
     payer_hold_s: float
     verify_timeout_s: float
     settle_timeout_s: float
+    reservations: Reservations = attrs.field(factory=Reservations)
+    pace: Pace = attrs.field(factory=Pace)
 
 
 @attrs.define(eq=False)
@@ -71,7 +75,12 @@ class Life:
         tries: how often this attempt was taken on, after crashes.
         served: the output, from the execution or from the store.
         result: what the receipt says of the output; there as soon as there is one.
+        resumed: it was taken on after its payment may have been submitted.
         sent: the facilitator may have got the payment to settle.
+        refusal: why the facilitator last refused to settle it; None where it did not.
+        settlement_refused: it has refused to settle it once or more.
+        held: its payer was put on hold because of that.
+        owed_elsewhere: what its payer had open on other nodes when its claim stood.
         owed: the ledger says that the payer owes.
         credit: where the chain showed the payment made before this attempt.
         failure: why it ended without a result; told to those who wait once `over`.
@@ -109,7 +118,12 @@ class Life:
     hints: list[str] = attrs.field(factory=list)
     submissions: int = 0
     looks: int = 0
+    resumed: bool = False
     sent: bool = False
+    refusal: str | None = None
+    settlement_refused: bool = False
+    held: bool = False
+    owed_elsewhere: int = 0
     owed: bool = False
     credit: rows.Settled | None = None
     settled_in: rows.Settled | None = None
@@ -262,6 +276,13 @@ async def _stands(life: Life, around: Surroundings) -> State | None:
     except StoreUnavailable as error:
         raise Abandoned(f"the store cannot be read: {error.detail}") from error
     return State(str(found[0][0])) if found else None
+
+
+def desk(around: Surroundings) -> Ref[SettlementMessage]:
+    """Return the settlement actor; raises `Abandoned` on a node that has none."""
+    if around.settlement is None:
+        raise Abandoned("payments are not configured")
+    return around.settlement
 
 
 async def pause(around: Surroundings, seconds: float) -> None:

@@ -51,6 +51,8 @@ async def receipt(life: Life, around: Surroundings) -> Event:
     if payment is not None:
         life.settled_in = settled_in(life.sighting)
         earned = posted(life.operation_id, "receipted", ledger.HOLD, ledger.REVENUE, payment, now)
+        if life.held or life.tries:
+            earned.append(rows.lift_hold(payment.payer, life.owner))
     signed = around.signer.sign(
         unsigned_receipt(
             life.operation_id, life.name, life.request_hash, life.done(), around.asset, payment, life.settled_in, now
@@ -130,9 +132,9 @@ def _settlement(life: Life, *, made: bool) -> str:
 
 
 def _let_us_down(life: Life) -> bool:
-    """Return True if a payment failed to settle that was submitted; one that never was is not the payer's fault."""
+    """Return True if a payment failed to settle that was refused or cancelled; an outage is not the payer's fault."""
     cancelled = life.sighting is not None and life.sighting.standing is Standing.CANCELLED
-    return isinstance(life.failure, SettlementFailed | PayerHasCode) and (life.sent or cancelled)
+    return isinstance(life.failure, SettlementFailed | PayerHasCode) and (life.settlement_refused or cancelled)
 
 
 def _sealed(life: Life) -> bytes:

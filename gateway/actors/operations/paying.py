@@ -5,14 +5,19 @@ Whatever the facilitator answers, the chain decides whether something was paid.
 
 from __future__ import annotations
 
+from itertools import count
+
 import structlog
 import trio
 
 from gateway.actors.failpoints import failpoint
-from gateway.actors.operations.in_hand import RETRY_AFTER_S, Abandoned, Life, Surroundings, pause
+from gateway.actors.operations.covering import covers, read_balance
+from gateway.actors.operations.holding import hold_payer_at_fault
+from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, desk, pause
 from gateway.actors.operations.life import Event
+from gateway.actors.operations.reservations import Reading, Unread
 from gateway.actors.payment import Payment
-from gateway.actors.runtime import ActorError, Ref
+from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import (
     BlockTime,
     ChainUnavailable,
@@ -22,9 +27,9 @@ from gateway.actors.settlement import (
     Sighting,
     Standing,
     Verdict,
+    Verification,
     Verify,
 )
-from gateway.actors.settlement import Message as SettlementMessage
 from gateway.errors import (
     AuthorizationExpiresTooSoon,
     AuthorizationUsed,
@@ -33,6 +38,7 @@ from gateway.errors import (
     InsufficientFunds,
     OperatorNeeded,
     PayerHasCode,
+    PayerOnHold,
     PaymentAlreadyBound,
     PaymentRejected,
     SettlementFailed,
@@ -45,10 +51,14 @@ log = structlog.get_logger(__name__)
 SETTLE_WATCH_AFTER_S = 2.0
 SETTLE_MARGIN_S = 15
 LOOKS_BEFORE_RESETTLING = 5
+"""After the first submission; what was submitted again, or refused, is looked for once before it is submitted again."""
+LONGEST_PAUSE_S = 60.0
+LONGEST_PAUSE_ONCE_MADE_S = 15.0
 LOOKS_BEFORE_GIVING_UP = 5
 UNTRACED_PATIENCE_S = 600
 OF_CODE = ("signature", "smart_wallet", "6492", "1271", "simulation")
 """Parts of the reasons of facilitators that may be about a payer who has code."""
+NOT_COVERED = "not_covered"
 MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
 
@@ -77,18 +87,52 @@ async def _verified(life: Life, around: Surroundings) -> Event:
     failpoint("verify.before")
     if _comes_too_late(life, around):
         return await _refused(life, around, "expires_too_soon")
-    try:
-        verification = await desk(around).ask(Verify(life.paid_for()), within=around.verify_timeout_s + 5)
-    except ActorError as error:
-        return _unverifiable(life, f"the payment could not be verified ({type(error).__name__})")
+    verification, reading = await _verification_and_balance(life, around)
     failpoint("verify.after")
     match verification.verdict:
         case Verdict.VALID:
-            return Event.VERIFIED if life.served is None else Event.VERIFIED_KEPT
+            return await _admitted(life, around, reading)
         case Verdict.UNAVAILABLE:
             return _unverifiable(life, f"the facilitator did not verify the payment ({verification.reason})")
         case Verdict.INVALID:
             return await _refused(life, around, verification.reason)
+
+
+async def _verification_and_balance(life: Life, around: Surroundings) -> tuple[Verification, Reading | Unread]:
+    """Return what the facilitator says of the payment, and the payer's balance, which is read meanwhile."""
+    reading: Reading | Unread = Unread("not read")
+
+    async def read() -> None:
+        nonlocal reading
+        reading = await read_balance(life, around)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        try:
+            verification = await desk(around).ask(Verify(life.paid_for()), within=around.verify_timeout_s + 5)
+        except ActorError as error:
+            verification = Verification(Verdict.UNAVAILABLE, type(error).__name__)
+        if verification.verdict is not Verdict.VALID:
+            nursery.cancel_scope.cancel()
+    return verification, reading
+
+
+async def _admitted(life: Life, around: Surroundings, reading: Reading | Unread) -> Event:
+    """Reserve the amount of a payment that the facilitator verified, unless the balance does not cover it as well."""
+    try:
+        if isinstance(reading, Unread):
+            raise reading
+        covered = await covers(life, around, reading)
+    except Unread as why:
+        return _unverifiable(life, f"the payer's balance cannot be read ({why})")
+    if not covered:
+        return await _refused(life, around, NOT_COVERED)
+    if life.served is not None:
+        return Event.VERIFIED_KEPT
+    if around.reservations.on_hold(life.paid_for().payer):
+        life.failure = PayerOnHold(operation_id=life.operation_id, retry_after=around.payer_hold_s)
+        return Event.REFUSED
+    return Event.VERIFIED
 
 
 def _comes_too_late(life: Life, around: Surroundings) -> bool:
@@ -155,6 +199,8 @@ async def _made_before_its_quote(payment: Payment, around: Surroundings, seen: S
 async def _meaning(reason: str, life: Life, around: Surroundings) -> GatewayError:
     if reason == "expires_too_soon":
         return AuthorizationExpiresTooSoon("the authorization does not outlive the run any more")
+    if reason == NOT_COVERED:
+        return InsufficientFunds("the payer's balance does not cover the amount beside what is unsettled here")
     why = f"the facilitator refused the payment: {reason}"
     if "insufficient" in reason:
         return InsufficientFunds(why)
@@ -200,8 +246,11 @@ async def settle(life: Life, around: Surroundings) -> Event:
     if not life.submissions and life.sighting is not None and life.sighting.standing in MADE:
         return Event.SUBMITTED  # somebody else has submitted it
     if life.submissions:
-        await pause(around, min(2.0 ** (life.submissions - 1), 30.0))
+        await pause(around, min(2.0**life.submissions, LONGEST_PAUSE_S))
+    if life.submissions or life.resumed:
+        await pause(around, around.pace.turn())
     life.submissions += 1
+    life.refusal = None
     life.looks = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch, life, around, nursery.cancel_scope)
@@ -218,6 +267,8 @@ async def _submit(life: Life, around: Surroundings) -> None:
         life.sent = True
     else:
         log.info("settle_answered", operation_id=life.operation_id, reason=submission.reason)
+        if submission.refused:
+            life.refusal, life.settlement_refused = submission.reason, True
         life.sent = life.sent or submission.sent
         if submission.transaction and submission.transaction not in life.hints:
             life.hints.append(submission.transaction)
@@ -226,7 +277,11 @@ async def _submit(life: Life, around: Surroundings) -> None:
 async def _watch(life: Life, around: Surroundings, scope: trio.CancelScope) -> None:
     """Look for the payment while the facilitator has not answered yet."""
     await trio.sleep(SETTLE_WATCH_AFTER_S)
-    while True:
+    for looks in count():
+        if looks:
+            await trio.sleep(min(2.0 ** (looks - 1), LONGEST_PAUSE_ONCE_MADE_S))
+        if looks or life.submissions > 1:
+            await trio.sleep(around.pace.turn())
         try:
             sighting = await sight(life, around)
         except (ChainUnavailable, ActorError):
@@ -234,7 +289,6 @@ async def _watch(life: Life, around: Surroundings, scope: trio.CancelScope) -> N
         if sighting is not None and sighting.standing in MADE:
             life.sent = True
             scope.cancel()
-        await trio.sleep(1)
 
 
 # -- look --------------------------------------------------------------------------------------------------------------
@@ -243,7 +297,11 @@ async def _watch(life: Life, around: Surroundings, scope: trio.CancelScope) -> N
 async def look(life: Life, around: Surroundings) -> Event:
     """Ask the chain, and let it decide."""
     if life.looks:
-        await pause(around, min(0.25 * 2.0 ** (life.looks - 1), 15.0))
+        made = life.sighting is not None and life.sighting.standing in MADE
+        longest = LONGEST_PAUSE_ONCE_MADE_S if made else LONGEST_PAUSE_S
+        await pause(around, min(0.25 * 2.0 ** (life.looks - 1), longest))
+    if life.resumed or life.submissions > 1 or life.looks >= LOOKS_BEFORE_RESETTLING:
+        await pause(around, around.pace.turn())
     life.looks += 1
     try:
         life.sighting = await sight(life, around)
@@ -251,6 +309,8 @@ async def look(life: Life, around: Surroundings) -> Event:
         log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
         return Event.UNDECIDED
     event = _shown(life, around, life.sighting)
+    if life.sighting.standing is Standing.UNUSED and life.refusal is not None:
+        await hold_payer_at_fault(life, life.refusal, around)
     if life.sighting.standing is Standing.EXPIRED and life.sent and await _has_code(life, around):
         life.failure = PayerHasCode("the payment could not be settled", operation_id=life.operation_id)
     if event is Event.DEAD and life.failure is not None:
@@ -265,7 +325,8 @@ def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
         case Standing.PAID:
             return _of_something_else(life, seen) if _precedes_its_quote(life, seen) else Event.CONFIRMED
         case Standing.UNUSED:
-            waiting = life.sent and life.looks < LOOKS_BEFORE_RESETTLING
+            once = life.resumed or life.submissions > 1 or life.refusal is not None
+            waiting = life.sent and life.looks < (1 if once else LOOKS_BEFORE_RESETTLING)
             return Event.UNDECIDED if waiting else Event.UNUSED
         case Standing.EXPIRED | Standing.CANCELLED:
             life.failure = SettlementFailed(_why(seen), operation_id=life.operation_id)
@@ -312,10 +373,3 @@ def _long_dead(life: Life, around: Surroundings) -> bool:
 async def sight(life: Life, around: Surroundings) -> Sighting:
     """Look once where the payment stands; raises `ChainUnavailable` or an `ActorError`."""
     return await desk(around).ask(Look(life.paid_for(), life.look_from_block, tuple(life.hints)), within=60)
-
-
-def desk(around: Surroundings) -> Ref[SettlementMessage]:
-    """Return the settlement actor; raises `Abandoned` on a node that has none."""
-    if around.settlement is None:
-        raise Abandoned("payments are not configured")
-    return around.settlement

@@ -134,7 +134,7 @@ def _executed(row: rows.OpenRow, owner: rows.Owner, around: Surroundings, operat
     if row.result is None or life.payment is None:
         raise _Unfit("its result or its payment is gone")
     life.result, life.served = row.result, _readable(row, around)
-    life.owed = life.sent = True
+    life.owed = life.sent = life.resumed = True
     return life
 
 

@@ -16,10 +16,10 @@ import orjson
 import structlog
 
 from gateway.actors.operations import rows
-from gateway.actors.operations.in_hand import Life, Surroundings
+from gateway.actors.operations.in_hand import Life, Surroundings, desk
 from gateway.actors.operations.keeping import settled_in
 from gateway.actors.operations.life import State
-from gateway.actors.operations.paying import UNTRACED_PATIENCE_S, desk
+from gateway.actors.operations.paying import UNTRACED_PATIENCE_S
 from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, StillStands

@@ -337,6 +337,14 @@ def hold_payer(payer: str, owner: Owner, *, until: int) -> Statement:
     )
 
 
+def lift_hold(payer: str, owner: Owner) -> Statement:
+    """Return the statement that lifts the hold which an operation put on its payer."""
+    return Statement(
+        "DELETE FROM payer_holds WHERE payer = :payer AND operation_id = :operation_id",
+        {"payer": payer.lower(), "operation_id": owner.operation_id},
+    )
+
+
 def happenings(owner: Owner, first: int, entries: Sequence[Happening]) -> list[Statement]:
     """Return the history entries from step number `first` on; a step told twice is told once."""
     return [

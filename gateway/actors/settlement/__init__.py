@@ -5,6 +5,8 @@ from gateway.actors.settlement._actor import (
     HasCode,
     Look,
     Message,
+    ReadBalance,
+    ReadFunds,
     Settle,
     SettlementPath,
     StillStands,
@@ -12,7 +14,7 @@ from gateway.actors.settlement._actor import (
     Wanted,
     settlement,
 )
-from gateway.actors.settlement._chain import Chain, Expiring, Sighting, Standing
+from gateway.actors.settlement._chain import Chain, Expiring, Funds, Sighting, Standing
 from gateway.actors.settlement._facilitator import Facilitator, Submission, Verdict, Verification
 from gateway.actors.settlement._proof import Search
 from gateway.actors.settlement._rpc import ChainUnavailable
@@ -23,9 +25,12 @@ __all__ = [
     "ChainUnavailable",
     "Expiring",
     "Facilitator",
+    "Funds",
     "HasCode",
     "Look",
     "Message",
+    "ReadBalance",
+    "ReadFunds",
     "Search",
     "Settle",
     "SettlementPath",

@@ -15,7 +15,7 @@ from gateway.actors.clock import CLOCK_SKEW
 from gateway.actors.failpoints import failpoint
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import Ask, Inbox, Letter
-from gateway.actors.settlement._chain import Chain, Sighting
+from gateway.actors.settlement._chain import Chain, Funds, Sighting
 from gateway.actors.settlement._facilitator import Facilitator, Submission, Verification
 from gateway.actors.settlement._proof import Search
 from gateway.actors.settlement._rpc import ChainUnavailable
@@ -53,6 +53,26 @@ class Look(Ask[Sighting]):
 
 
 @attrs.frozen
+class ReadBalance(Ask[int]):
+    """Ask for a payer's balance of the token at the latest block; refused with `ChainUnavailable`."""
+
+    asset: str
+    payer: str
+
+
+@attrs.frozen
+class ReadFunds(Ask[Funds]):
+    """Ask for a payer's balance and which of its authorizations are used, at one block.
+
+    Refused with `ChainUnavailable`.
+    """
+
+    asset: str
+    payer: str
+    nonces: Sequence[str]
+
+
+@attrs.frozen
 class StillStands(Ask[bool]):
     """Ask whether a settled transaction is still in the block it was seen in; refused with `ChainUnavailable`."""
 
@@ -79,7 +99,7 @@ class Wanted:
     """Somebody met a closed path: probe again soon."""
 
 
-Message = Verify | Settle | Look | StillStands | BlockTime | HasCode | Wanted
+Message = Verify | Settle | Look | ReadBalance | ReadFunds | StillStands | BlockTime | HasCode | Wanted
 
 
 @attrs.define
@@ -171,18 +191,29 @@ class _Desk:
                     submission = await self.facilitator.settle(payment.body)
                     failpoint("settle.after")
                     letter.answer(message, submission)
-                case Look(payment, from_block, hints):
-                    letter.answer(message, await self.look(payment, from_block, hints))
-                case StillStands(transaction, block_hash):
-                    letter.answer(message, await self.chain.still_stands(transaction, block_hash))
-                case BlockTime(number):
-                    letter.answer(message, await self.chain.timestamp(number))
-                case HasCode(address):
-                    letter.answer(message, await self.chain.has_code(address))
                 case Wanted():
                     self.wanted.set()
+                case _:
+                    await self.read(letter)
         except ChainUnavailable as reason:
             letter.refuse(reason)
+
+    async def read(self, letter: Letter[Message]) -> None:
+        """Answer one letter that asks the chain."""
+        message = letter.message
+        match message:
+            case Look(payment, from_block, hints):
+                letter.answer(message, await self.look(payment, from_block, hints))
+            case ReadBalance(asset, payer):
+                letter.answer(message, await self.chain.balance(asset, payer))
+            case ReadFunds(asset, payer, nonces):
+                letter.answer(message, await self.chain.funds(asset, payer, nonces))
+            case StillStands(transaction, block_hash):
+                letter.answer(message, await self.chain.still_stands(transaction, block_hash))
+            case BlockTime(number):
+                letter.answer(message, await self.chain.timestamp(number))
+            case HasCode(address):
+                letter.answer(message, await self.chain.has_code(address))
 
     async def look(self, payment: Payment, from_block: int | None, hints: Sequence[str]) -> Sighting:
         """Look at the chain and remember how far it was seen."""

@@ -19,7 +19,14 @@ import attrs
 import trio
 
 from gateway.actors.clock import CLOCK_SKEW
-from gateway.actors.settlement._proof import AUTHORIZATION_CANCELED, Finding, Search, read
+from gateway.actors.settlement._proof import (
+    AUTHORIZATION_CANCELED,
+    Finding,
+    Search,
+    balance_call,
+    read,
+    state_call,
+)
 from gateway.actors.settlement._rpc import ChainUnavailable, EndPoint, Head, Receipt, Unusable
 from gateway.actors.settlement._together import together
 from gateway.actors.settlement._trail import Trail
@@ -40,6 +47,8 @@ SEEN_FOR_S = 60.0
 COOL_OFF_S = 15.0
 """How long an end point that failed is asked after the others."""
 TRAILS_KEPT = 1_024
+READ_TOGETHER = 64
+"""How many words of one block are read beside each other."""
 
 
 class Expiring(ChainUnavailable):
@@ -81,6 +90,14 @@ class Sighting:
     transaction: str | None = None
     block_number: int | None = None
     block_hash: str | None = None
+
+
+@attrs.frozen
+class Funds:
+    """A payer's balance, and which of some authorizations are used or cancelled, all at one block; nonces 0x-hex."""
+
+    balance: int
+    used: frozenset[str]
 
 
 @attrs.define(eq=False)
@@ -175,6 +192,32 @@ class Chain:
         if not seen:
             raise reason
         return min(seen, key=lambda each: BELIEVED_FIRST.index(each.standing))
+
+    async def balance(self, asset: str, payer: str) -> int:
+        """Return a payer's balance at the latest block, in one call; raises `ChainUnavailable`."""
+        return await self._first(lambda end_point: end_point.word_at(asset, balance_call(payer), None))
+
+    async def funds(self, asset: str, payer: str, nonces: Sequence[str]) -> Funds:
+        """Return a payer's balance and which of its authorizations are used; raises `ChainUnavailable`."""
+
+        async def one(end_point: EndPoint) -> Funds:
+            known = self._memory.height
+            head, _ = await self._head_and(end_point)
+            self._must_follow(head, known, 0)
+            self._must_be_fresh(head)
+            calls = [balance_call(payer), *(state_call(payer, bytes.fromhex(nonce[2:])) for nonce in nonces)]
+            words: list[int] = []
+            for first in range(0, len(calls), READ_TOGETHER):
+                async with together() as asked:
+                    replies = [
+                        asked.ask(partial(end_point.word_at, asset, call, head.block_hash))
+                        for call in calls[first : first + READ_TOGETHER]
+                    ]
+                words += [reply.answer for reply in replies]
+            balance, *states = words
+            return Funds(balance, frozenset(nonce for nonce, state in zip(nonces, states, strict=True) if state))
+
+        return await self._first(one)
 
     async def still_stands(self, transaction: str, block_hash: str) -> bool:
         """Return False if a reorganisation took the transaction's block away; raises `ChainUnavailable`."""

@@ -17,6 +17,8 @@ import orjson
 from gateway.registry.http_call import HttpAnswer, HttpCall, UpstreamFailed
 
 TRANSACTION = re.compile(r"0x[0-9a-fA-F]{64}\Z")
+PENDING = re.compile("pending|timeout|timed_out", re.IGNORECASE)
+"""Reasons of a settlement that was sent and may still be mined, though `success` is false."""
 MAX_BYTES = 256 * 1024
 SUPPORTED_TIMEOUT_S = 5.0
 
@@ -39,11 +41,18 @@ class Verification:
 
 @attrs.frozen
 class Submission:
-    """What `/settle` answered: `transaction` is a hint where to look, `sent` is False when it cannot have arrived."""
+    """What `/settle` answered.
+
+    Attributes:
+        transaction: a hint where to look.
+        sent: False when the payment cannot have arrived.
+        refused: the facilitator said that it did not settle it, and not that it is still at it.
+    """
 
     transaction: str | None
     reason: str
     sent: bool
+    refused: bool = False
 
 
 @attrs.frozen
@@ -98,7 +107,8 @@ class Facilitator:
         hint = answer.get("transaction")
         transaction = hint.lower() if isinstance(hint, str) and TRANSACTION.match(hint) else None
         reason = "success" if answer.get("success") is True else _reason(answer.get("errorReason"))
-        return Submission(transaction, reason, sent=True)
+        refused = answer.get("success") is False and PENDING.search(reason) is None
+        return Submission(transaction, reason, sent=True, refused=refused)
 
     async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> dict[str, Any]:
         headers = (("content-type", "application/json"), ("accept", "application/json"))

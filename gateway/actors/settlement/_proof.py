@@ -15,6 +15,7 @@ from eth_utils.crypto import keccak
 
 from gateway.actors.settlement._rpc import Log, Receipt
 
+BALANCE_OF = keccak(text="balanceOf(address)")[:4]
 AUTHORIZATION_STATE = keccak(text="authorizationState(address,bytes32)")[:4]
 AUTHORIZATION_USED = keccak(text="AuthorizationUsed(address,bytes32)")
 AUTHORIZATION_CANCELED = keccak(text="AuthorizationCanceled(address,bytes32)")
@@ -41,7 +42,7 @@ class Search:
     @property
     def state_call(self) -> bytes:
         """The call of `authorizationState` for it."""
-        return AUTHORIZATION_STATE + word_of(self.authorizer) + self.nonce
+        return state_call(self.authorizer, self.nonce)
 
 
 class Finding(Enum):
@@ -115,3 +116,13 @@ def is_payment(log: Log, search: Search) -> bool:
 def word_of(address: str) -> bytes:
     """Return an address as a word of 32 bytes."""
     return bytes(12) + bytes.fromhex(address[2:])
+
+
+def balance_call(owner: str) -> bytes:
+    """Return the call of `balanceOf`."""
+    return BALANCE_OF + word_of(owner)
+
+
+def state_call(authorizer: str, nonce: bytes) -> bytes:
+    """Return the call of `authorizationState`."""
+    return AUTHORIZATION_STATE + word_of(authorizer) + nonce

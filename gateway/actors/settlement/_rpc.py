@@ -187,8 +187,10 @@ class EndPoint:
                 raise Unusable("rpc_garbage")
             return receipt
 
-    async def word_at(self, contract: str, data: bytes, block_hash: str) -> int:
+    async def word_at(self, contract: str, data: bytes, block_hash: str | None) -> int:
         """Return the one word that a contract answers to `data` in a block, which is named by hash (EIP-1898).
+
+        None is its latest block, for what need not fit to anything else.
 
         Behind one address there may be machines that are not equally far: a number would be read by each in its own
         way, and one that is behind may silently answer for an earlier block.  A hash is known or refused.
@@ -196,7 +198,7 @@ class EndPoint:
         with checked():
             answer = await self.web3.eth.call(
                 {"to": AsyncWeb3.to_checksum_address(contract), "data": "0x" + data.hex()},  # type: ignore[typeddict-item]  # hex
-                _pinned(block_hash),
+                "latest" if block_hash is None else _pinned(block_hash),
                 ccip_read_enabled=False,
             )
             if len(answer) != 32:

@@ -34,8 +34,11 @@ from gateway.actors.runtime import Event, Inbox, Letter, Ref, Runtime, open_runt
 from gateway.actors.settlement import (
     BlockTime,
     ChainUnavailable,
+    Funds,
     HasCode,
     Look,
+    ReadBalance,
+    ReadFunds,
     Settle,
     Sighting,
     Standing,
@@ -120,6 +123,8 @@ class Chain:
     `ok`, `lost` (mined, the answer is lost), `dropped` (nothing mined, the answer is lost), `unsent`, `refused`,
     `hang` (nothing mined, no answer), `slow` (mined at once, answered after a minute) and `late` (no answer, and mined
     after a minute if it is valid then).
+    `minted` is what a payer (in lower case) had at first, more than it can spend where it is not named; nobody reads
+    a balance while it is `unreadable`.
     """
 
     now: Callable[[], float]
@@ -135,6 +140,9 @@ class Chain:
     watched: list[StillStands] = attrs.field(factory=list)
     mined: dict[Key, tuple[str, int, str]] = attrs.field(factory=dict)
     late: list[tuple[float, Payment]] = attrs.field(factory=list)
+    minted: dict[str, int] = attrs.field(factory=dict)
+    unreadable: bool = False
+    balances_read: list[ReadBalance | ReadFunds] = attrs.field(factory=list)
     cancelled: set[Key] = attrs.field(factory=set)
     diverted: set[Key] = attrs.field(factory=set)
     times: dict[int, int] = attrs.field(factory=dict)
@@ -169,6 +177,12 @@ class Chain:
                 case HasCode(address):
                     self.fault()
                     letter.answer(message, address in self.with_code)
+                case ReadBalance(_, payer):
+                    letter.answer(message, self.read_balance(message, payer))
+                case ReadFunds(_, payer, nonces):
+                    balance = self.read_balance(message, payer)
+                    used = {key[3] for key in self.mined.keys() | self.cancelled}
+                    letter.answer(message, Funds(balance, frozenset(nonces) & used))
                 case StillStands(transaction, block_hash):
                     self.watched.append(message)
                     self.fault()
@@ -201,13 +215,27 @@ class Chain:
         await trio.sleep(self.mining_s)
         if how == "late":
             self.late.append((self.now() + 60, payment))
+        if how == "ok" and self.balance(payment.payer) < payment.amount:
+            return Submission(None, "invalid_exact_evm_insufficient_balance", sent=True, refused=True)
         if how in {"ok", "lost", "slow"} and self.standing(payment) is Standing.UNUSED:
             transaction = self.mine(payment)
             if how == "slow":
                 await trio.sleep(60)
             if how != "lost":
                 return Submission(transaction, "success", sent=True)
-        return Submission(None, "timeout" if how in {"lost", "dropped", "late"} else "transaction_failed", sent=True)
+        if how in {"lost", "dropped", "late"}:
+            return Submission(None, "timeout", sent=True)
+        return Submission(None, "transaction_failed", sent=True, refused=True)
+
+    def balance(self, payer: str) -> int:
+        spent = sum(PRICE for key in self.mined if key[2] == payer.lower())
+        return self.minted.get(payer.lower(), 10**12) - spent
+
+    def read_balance(self, message: ReadBalance | ReadFunds, payer: str) -> int:
+        self.balances_read.append(message)
+        if self.unreadable:
+            raise ChainUnavailable("rpc_timeout")
+        return self.balance(payer)
 
     def mine(self, payment: Payment) -> str:
         """Put the transfer into a block, whoever submitted it."""

@@ -231,6 +231,27 @@ async def test_no_more_operations_are_open_than_the_limit_allows(scene: Scene, a
         assert isinstance(await node.call(order("key-number-002-of-this")), Ended)
 
 
+async def test_what_waits_for_its_settlement_takes_no_slot_of_what_runs(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["hang"] * 3)
+    async with scene.node(limits=Limits(operations=2, settling=3)) as node, trio.open_nursery() as nursery:
+        for i in range(3):
+            nursery.start_soon(outcome_of, partial(node.call, order(f"key-number-{i:03}-of-this", payment())))
+            await until(partial(submitted, scene, i + 1))
+        for i in range(3):
+            assert isinstance(await node.call(order(f"free-number-{i:03}-of-this")), Ended)
+        with pytest.raises(CapacityExhausted, match="settlements"):
+            await node.call(order("key-number-003-of-this", payment()))
+        await until(lambda: len(scene.chain.mined) == 3)
+        await until(lambda: exposed(node, {}))
+        assert isinstance(await node.call(order("key-number-003-of-this", payment())), Ended)
+
+
+def submitted(scene: Scene, count: int) -> bool:
+    return len(scene.chain.submitted) == count
+
+
 async def test_unsettled_exposure_is_capped_for_a_payer(scene: Scene, autojump_clock: MockClock) -> None:
     scene.chain.settles.extend(["hang", "hang"])
     async with scene.node(limits=Limits(unsettled_per_payer=2 * PRICE)) as node, trio.open_nursery() as nursery:

@@ -140,7 +140,7 @@ async def test_a_payer_whose_payment_failed_waits_and_is_served_again_after_that
 
 
 async def test_a_payer_on_hold_may_pay_for_the_result_that_is_there(scene: Scene, autojump_clock: MockClock) -> None:
-    scene.chain.settles.extend(["dropped"] * 60)
+    scene.chain.settles.extend(["refused"] * 60)
     async with scene.node() as node:
         await outcome_of(partial(node.call, order(paid_by=payment())))
         await until(lambda: state_is(node, "failed"))

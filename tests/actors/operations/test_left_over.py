@@ -10,10 +10,23 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.operations import Ended
+from gateway.actors.operations import Ended, Limits
+from gateway.actors.operations.order import Exposure
 from gateway.actors.operations.recovery import TRIES
-from gateway.errors import GatewayError, PaymentRequired, SettlementPending
-from tests.actors.operations.scene import ASSET, Node, Scene, crash_when, order, outcome_of, payment, state_is, until
+from gateway.errors import ExposureLimit, GatewayError, PaymentRequired, SettlementPending
+from tests.actors.operations.scene import (
+    ASSET,
+    PAYER,
+    PRICE,
+    Node,
+    Scene,
+    crash_when,
+    order,
+    outcome_of,
+    payment,
+    state_is,
+    until,
+)
 
 
 @pytest.mark.parametrize("state", ["claimed", "executed"])
@@ -60,6 +73,30 @@ async def test_every_open_operation_is_taken_on_at_the_start_however_many_there_
 async def all_receipted(node: Node, count: int) -> bool:
     found = await node.store.fetch("SELECT COUNT(*) FROM operations WHERE state = 'receipted'")
     return found == [(count,)]
+
+
+async def test_after_a_restart_every_open_operation_counts_as_unsettled_however_few_can_be_taken_on(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    count = 20
+    scene.chain.settles.extend(["hang"] * count)
+    async with scene.crashing() as node, trio.open_nursery() as nursery:
+        for i in range(count):
+            nursery.start_soon(outcome_of, partial(node.call, order(f"key-number-{i:03}-of-this", payment())))
+        await until(lambda: len(scene.chain.submitted) == count)
+        nursery.cancel_scope.cancel()
+    scene.chain.looks.extend(["away"] * 2 * count)
+    async with scene.node(limits=Limits(operations=1, settling=2, unsettled_per_payer=count * PRICE)) as node:
+        assert await node.operations.ask(Exposure()) == {PAYER.lower(): count * PRICE}
+        with pytest.raises(ExposureLimit):
+            await node.call(order("one-key-more-than-those", payment()))
+        scene.chain.looks.clear()
+        await until(lambda: all_receipted(node, count), within_s=3600)
+        await until(lambda: exposed(node, {}))
+
+
+async def exposed(node: Node, expected: dict[str, int]) -> bool:
+    return await node.operations.ask(Exposure()) == expected
 
 
 async def test_a_life_that_crashes_is_taken_on_again_by_the_running_node(

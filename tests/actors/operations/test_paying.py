@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from gateway.actors.operations import Ended, Order
+from gateway.actors.operations.pace import TURNS_A_SECOND, TURNS_AT_ONCE
 from gateway.actors.payment import Payment
 from gateway.actors.settlement import Standing, Verdict, Verification
 from gateway.errors import (
@@ -28,6 +29,7 @@ from gateway.errors import (
     SignatureInvalid,
 )
 from tests.actors.operations.scene import (
+    OTHER_PAYER,
     PRICE,
     START_MS,
     Node,
@@ -299,6 +301,43 @@ async def test_whatever_a_settlement_answers_the_payer_pays_once_and_gets_the_re
         assert isinstance(await node.call(order(paid_by=paid_by)), Ended)
     assert scene.chain.submitted == [paid_by] * submissions
     assert (len(scene.executor.runs), scene.chain.transfers[paid_by.key]) == (1, 1)
+
+
+async def test_what_stays_open_is_submitted_and_looked_for_ever_more_rarely(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.settles.extend(["refused"] * 99)
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, partial(node.call, order(paid_by=payment(valid_for_s=460))))
+        await trio.sleep(20)
+        assert (len(scene.chain.submitted), len(scene.chain.looked)) == (4, 4)
+        await trio.sleep(400)
+        assert len(scene.chain.submitted) <= 12
+        assert len(scene.chain.looked) <= 12
+        scene.chain.settles.clear()
+        await until(lambda: receipted(node))
+
+
+async def test_all_that_stays_open_is_submitted_and_looked_for_at_a_bounded_rate(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    count = 300
+    scene.chain.settles.extend(["dropped"] * 9999)
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        for i in range(count):
+            nursery.start_soon(outcome_of, partial(node.call, order(f"key-number-{i:03}-of-this", payment())))
+        await trio.sleep(5)
+        assert len(scene.chain.submitted) == count
+        began = len(scene.chain.submitted) + len(scene.chain.looked)
+        await trio.sleep(60)
+        asked = len(scene.chain.submitted) + len(scene.chain.looked) - began
+        assert asked <= 60 * TURNS_A_SECOND + TURNS_AT_ONCE
+        other = payment(payer=OTHER_PAYER)
+        scene.chain.settles.clear()
+        asked_at = trio.current_time()
+        assert isinstance(await node.call(order("a-key-of-somebody-else", other)), Ended)
+        assert trio.current_time() - asked_at < 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_transaction_that_is_mined_long_after_its_answer_was_lost_still_counts(

@@ -13,13 +13,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gateway.actors.settlement import Chain, ChainUnavailable, Expiring, Search, Sighting, Standing
+from gateway.actors.settlement import Chain, ChainUnavailable, Expiring, Funds, Search, Sighting, Standing
 from gateway.actors.settlement._chain import (
     COOL_OFF_S,
     EXPIRY_MARGIN_S,
     HINTS_READ,
     NEWEST_HEAD_S,
     OLDEST_HEAD_S,
+    READ_TOGETHER,
     SEEN_FOR_S,
 )
 from gateway.actors.settlement._trail import CALLS_A_LOOK
@@ -934,3 +935,54 @@ async def test_one_look_asks_few_questions(scene: Scene) -> None:
 def test_a_search_names_its_token_and_payer(scene: Scene) -> None:
     assert scene.search.asset == ASSET
     assert scene.search.state_call[16:36].hex() == PAYER[2:].lower()
+
+
+# -- balances ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_balance_is_one_call(scene: Scene) -> None:
+    scene.toy.minted[PAYER.lower()] = 7000
+    assert await scene.chain.balance(ASSET, PAYER) == 7000
+    assert scene.end_point.counts == {"eth_call": 1}
+
+
+async def test_a_balance_and_the_state_of_authorizations_are_of_one_block(scene: Scene) -> None:
+    scene.toy.minted[PAYER.lower()] = 20_000
+    scene.toy.include(used(OURS), transfer())
+    nonces = ["0x" + nonce.hex() for nonce in (OURS, OTHERS)]
+    assert await scene.chain.funds(ASSET, PAYER, nonces) == Funds(14_000, frozenset(nonces[:1]))
+    blocks = {str(params[1]) for method, params in scene.end_point.asked if method == "eth_call"}
+    assert blocks == {str({"blockHash": scene.toy.hash(scene.toy.head), "requireCanonical": True})}
+    assert scene.end_point.counts == {"eth_chainId": 1, "eth_getBlockByNumber": 1, "eth_call": 3}
+
+
+async def test_the_state_of_very_many_authorizations_is_read(scene: Scene) -> None:
+    nonces = ["0x" + nonce_of(number).hex() for number in range(3 * READ_TOGETHER)]
+    scene.toy.minted[PAYER.lower()] = 20_000
+    scene.toy.include(used(nonce_of(2 * READ_TOGETHER)), transfer())
+    funds = await scene.chain.funds(ASSET, PAYER, nonces)
+    assert funds.used == {"0x" + nonce_of(2 * READ_TOGETHER).hex()}
+
+
+async def test_an_end_point_that_is_behind_or_old_tells_no_funds(scene: Scene) -> None:
+    await scene.chain.usable()
+    scene.end_point.behind = 1
+    with pytest.raises(ChainUnavailable, match="rpc_behind"):
+        await scene.chain.funds(ASSET, PAYER, [])
+    late = through(scene.end_point, late_s=OLDEST_HEAD_S + 10)
+    with pytest.raises(ChainUnavailable, match="rpc_stale"):
+        await late.funds(ASSET, PAYER, [])
+
+
+async def test_a_balance_is_asked_of_the_next_end_point_where_one_fails() -> None:
+    toy = ToyChain(minted={PAYER.lower(): 7000})
+    broken, well = ToyEndPoint(toy, http=said(500)), ToyEndPoint(toy)
+    assert await through(broken, well).balance(ASSET, PAYER) == 7000
+    with pytest.raises(ChainUnavailable, match="rpc_status_500"):
+        await through(broken).balance(ASSET, PAYER)
+
+
+async def test_what_is_no_word_is_no_balance(scene: Scene) -> None:
+    scene.end_point.twists["eth_call"] = lambda _params, _result: "0x"
+    with pytest.raises(ChainUnavailable, match="rpc_garbage"):
+        await scene.chain.balance(ASSET, PAYER)

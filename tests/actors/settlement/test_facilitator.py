@@ -126,7 +126,15 @@ async def test_a_verdict_is_taken_from_a_boolean_alone(answer: object, verificat
             {"success": False, "errorReason": "settlement_pending", "transaction": HASH},
             Submission(HASH.lower(), "settlement_pending", True),
         ),
-        ({"success": False, "errorReason": "a b"}, Submission(None, "unspecified", True)),
+        (
+            {"success": False, "errorReason": "settle_exact_evm_transaction_confirmation_timed_out"},
+            Submission(None, "settle_exact_evm_transaction_confirmation_timed_out", True),
+        ),
+        (
+            {"success": False, "errorReason": "insufficient_funds"},
+            Submission(None, "insufficient_funds", True, refused=True),
+        ),
+        ({"success": False, "errorReason": "a b"}, Submission(None, "unspecified", True, refused=True)),
         ({"success": "yes"}, Submission(None, "unspecified", True)),
         ({}, Submission(None, "unspecified", True)),
     ],

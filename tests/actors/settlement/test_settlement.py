@@ -19,9 +19,12 @@ from gateway.actors.settlement import (
     BlockTime,
     ChainUnavailable,
     Facilitator,
+    Funds,
     HasCode,
     Look,
     Message,
+    ReadBalance,
+    ReadFunds,
     Settle,
     SettlementPath,
     Standing,
@@ -256,6 +259,9 @@ async def test_letters_are_answered_by_facilitator_and_chain(autojump_clock: Moc
         assert (seen.standing, seen.transaction) == (Standing.PAID, name)
         assert scene.path.head == scene.toy.head
         assert await scene.ref.ask(StillStands(name, scene.toy.hash(scene.toy.head)))
+        scene.toy.minted[PAYER.lower()] = 2 * PRICE
+        assert await scene.ref.ask(ReadBalance(ASSET, PAYER)) == PRICE
+        assert await scene.ref.ask(ReadFunds(ASSET, PAYER, [paying.nonce])) == Funds(PRICE, frozenset({paying.nonce}))
         assert await scene.ref.ask(BlockTime(scene.toy.head)) == scene.toy.time()
         assert await scene.ref.ask(HasCode(PAYER)) is False
 

@@ -15,6 +15,7 @@ from gateway.actors.settlement._proof import (
     AUTHORIZATION_CANCELED,
     AUTHORIZATION_STATE,
     AUTHORIZATION_USED,
+    BALANCE_OF,
     TRANSFER,
     word_of,
 )
@@ -86,6 +87,7 @@ class ToyChain:
     forked_at: int = 0
     transactions: dict[str, Transaction] = attrs.field(factory=dict)
     made: int = 0
+    minted: dict[str, int] = attrs.field(factory=dict)
 
     def include(self, *events: Event, succeeded: bool = True, first_index: int = 7) -> str:
         """Mine a block with one transaction of these events and return the transaction's hash."""
@@ -118,6 +120,15 @@ class ToyChain:
 
     def number(self, block_hash: str) -> int | None:
         return next((n for n in range(self.head, max(-1, self.head - 256), -1) if self.hash(n) == block_hash), None)
+
+    def balance(self, owner: bytes, number: int) -> int:
+        """Return what an account has at a block: what was minted to it, less what it has transferred."""
+        sent = [
+            int(log["data"], 16)
+            for log in self.logs(0, number)
+            if log["topics"][:2] == ["0x" + TRANSFER.hex(), "0x" + (bytes(12) + owner).hex()]
+        ]
+        return self.minted.get("0x" + owner.hex(), 0) - sum(sent)
 
     def logs(self, first: int, last: int) -> list[dict[str, Any]]:
         chosen = [each for each in self.transactions.values() if first <= each.block <= last]
@@ -197,6 +208,8 @@ class ToyEndPoint:
     def eth_call(self, call: Any, block: Any) -> str:
         number = self._at(block)
         data = bytes.fromhex(call["data"][2:])
+        if call["to"].lower() == ASSET.lower() and data[:4] == BALANCE_OF:
+            return f"0x{self.chain.balance(data[16:36], number):064x}"
         if call["to"].lower() != ASSET.lower() or data[:4] != AUTHORIZATION_STATE:
             return "0x"
         topics = ["0x" + data[4:36].hex(), "0x" + data[36:].hex()]
@@ -206,6 +219,8 @@ class ToyEndPoint:
         return f"0x{int(spent):064x}"
 
     def _at(self, block: Any) -> int:
+        if block == "latest":
+            return self.head
         number = self.chain.number(block["blockHash"]) if isinstance(block, dict) else int(block, 16)
         if number is None or number > self.head:
             raise Refusal(-32001, "unknown block")

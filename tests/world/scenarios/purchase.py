@@ -369,7 +369,9 @@ async def together(calls: Sequence[Callable[[], Awaitable[httpx.Response]]]) -> 
     return answers
 
 
-async def funded(world: World, client: httpx.AsyncClient, names: Iterable[str]) -> Sequence[Account]:
+async def funded(
+    world: World, client: httpx.AsyncClient, names: Iterable[str], amount: int = 10**9
+) -> Sequence[Account]:
     """Mint for fresh accounts, derived from their names."""
     accounts = [account(name) for name in names]
     owner = account("mint").address
@@ -378,7 +380,7 @@ async def funded(world: World, client: httpx.AsyncClient, names: Iterable[str]) 
     try:
         first = int(await rpc.call("eth_getTransactionCount", owner, "pending"), 16)
         sent = await rpc.batch(
-            [("eth_sendTransaction", [_mint(owner, each, nonce)]) for nonce, each in enumerate(accounts, first)]
+            [("eth_sendTransaction", [_mint(owner, each, nonce, amount)]) for nonce, each in enumerate(accounts, first)]
         )
     finally:
         await rpc.call("anvil_stopImpersonatingAccount", owner)
@@ -386,8 +388,8 @@ async def funded(world: World, client: httpx.AsyncClient, names: Iterable[str]) 
     return accounts
 
 
-def _mint(owner: str, to: Account, nonce: int) -> dict[str, str]:
-    data = f"0x40c10f19{to.address[2:].lower():0>64}{10**9:064x}"
+def _mint(owner: str, to: Account, nonce: int, amount: int) -> dict[str, str]:
+    data = f"0x40c10f19{to.address[2:].lower():0>64}{amount:064x}"
     return {"from": owner, "to": token.ADDRESS, "nonce": hex(nonce), "gas": hex(100_000), "data": data}
 
 
