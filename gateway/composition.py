@@ -273,7 +273,7 @@ def _resolves(place: SandboxPlace | None, pinned: Callable[[str], object], name:
 
 
 def _rules(configuration: Configuration) -> Rules:
-    """Return how models are proved: the first call that fails closes a route, for the next would be somebody's too."""
+    """Return how models are proved: the first call that shows a route at fault closes it until somebody has looked."""
     ai = configuration.ai
     return Rules(interval_s=ai.probe_interval_s, failures_to_close=1, canary_interval_s=ai.canary_interval_s)
 

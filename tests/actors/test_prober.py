@@ -17,6 +17,7 @@ from gateway.actors.findings import Findings
 from gateway.actors.leases import Leases
 from gateway.actors.prober import Message, ProbeNow, Route, Snapshot, prober, reporter
 from gateway.actors.runtime import Inbox, Ref, Runtime, open_runtime
+from gateway.registry.call_evidence import Weight
 from gateway.registry.qualification import (
     Evidence,
     Finding,
@@ -610,6 +611,55 @@ async def test_a_call_that_fails_while_a_canary_runs_closes_the_route_whatever_t
         await trio.sleep(0.6)
         assert model.at_once == 0
         assert (here.open("ai/a"), here.reason("ai/a")) == (False, "status_500")
+
+
+# -- what callers bring about ------------------------------------------------------------------------------------------
+
+
+def doubt(caller: str) -> Outcome:
+    return Outcome("ai/a", ok=False, reason="tool_call", ms=40, weight=Weight.DOUBT, caller=caller)
+
+
+async def test_a_caller_in_doubt_brings_about_a_look_and_one_canary_and_closes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        for _ in range(200):
+            await trio.sleep(1)
+            here.ref.tell(doubt("192.0.2.1"))
+            await settle()
+            assert here.open("ai/a")
+        assert len(model.canaries) == 2
+
+
+async def test_a_back_end_that_answers_nothing_sound_is_closed_by_the_canary_that_doubt_brings_about(
+    autojump_clock: MockClock,
+) -> None:
+    model = Model()
+    async with model_scene(model) as here:
+        await trio.sleep(20)
+        model.answer = Finding(ok=False, reason="empty_choices")
+        here.ref.tell(doubt("192.0.2.1"))
+        await trio.sleep(2.5)
+        assert here.reason("ai/a") == "empty_choices"
+        model.answer = Finding(ok=True)
+        await until(lambda: here.open("ai/a"))
+
+
+async def test_a_fault_that_one_caller_repeats_closes_for_no_longer_than_a_look(autojump_clock: MockClock) -> None:
+    closed = 0.0
+    async with model_scene(Model(), canary=False) as here:
+        for _ in range(60):
+            fault = attrs.evolve(LOST, weight=Weight.FAULT, caller="192.0.2.1", began=trio.current_time())
+            here.ref.tell(fault)
+            await settle()
+            began = trio.current_time()
+            assert not here.open("ai/a")
+            await until(lambda: here.open("ai/a"))
+            closed += trio.current_time() - began
+            await trio.sleep(5)
+    assert closed <= 1.3 + 59 * 0.2 + 0.01  # as often as this test looks
 
 
 # -- several nodes -----------------------------------------------------------------------------------------------------
