@@ -69,9 +69,7 @@ class OddUpstream:
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
                 return
 
             def do_GET(self) -> None:
@@ -90,7 +88,7 @@ class OddUpstream:
                 self.wfile.write(body)
 
         class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None:
+            def handle_error(self, request: object, client_address: object) -> None:
                 return  # a node that has read enough leaves
 
         self._server = Server(("127.0.0.1", self.port), Handler)

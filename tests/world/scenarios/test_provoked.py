@@ -59,12 +59,10 @@ def upstream() -> Iterator[OddUpstream]:
 def node(world: World, upstream: OddUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     route: dict[str, Any] = {"kind": "openai", "base_url": upstream.url, "upstream_model": MODEL, "billed": False}
     routes = [route | {"model": FREE, "canary": False}, route | {"model": TRIED, "canary": True}]
-    sections = {
-        "ai": {"embedded": False, "probe_interval_s": PROBE_S, "route": routes},
-        "search": {"adapter": [{"kind": "searxng", "base_url": upstream.url}]},
-        "quota": {"trusted_proxies": ["127.0.0.1"]},
-    }
-    with running(NodeProcess.of(world, tmp_path_factory.mktemp("node"), **sections)) as started:
+    ai = {"embedded": False, "probe_interval_s": PROBE_S, "route": routes}
+    search = {"adapter": [{"kind": "searxng", "base_url": upstream.url}]}
+    quota = {"trusted_proxies": ["127.0.0.1"]}
+    with running(NodeProcess.of(world, tmp_path_factory.mktemp("node"), ai=ai, search=search, quota=quota)) as started:
         yield started
 
 
