@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from gateway.commands.options import CONFIG, JSON
 if TYPE_CHECKING:
     from gateway.actors.settlement import Chain
     from gateway.actors.store.protocol import Row, Value
+    from gateway.commands.ledger_transfers import Paid
     from gateway.config import Configuration
     from gateway.reading import StoreInReading
 
@@ -39,6 +41,13 @@ GONE = """
 """
 GONE_SLACK_MS = 2 * 24 * 3600 * 1000
 """By how much an operation may be gone early: time is known to the day (`gateway.actors.store_time`)."""
+DAY_BLOCKS = 43_200
+FIRST_SALE = "SELECT MIN(block_number) FROM operations WHERE network = :network AND settlement = 'settled'"
+KNOWN = "SELECT transaction_hash FROM operations WHERE network = :network AND transaction_hash IS NOT NULL"
+BOUND = """
+    SELECT 1 FROM authorizations
+    WHERE chain_id = :chain_id AND asset = :asset AND authorizer = :authorizer AND nonce = :nonce
+"""
 SETTLED = """
     SELECT operation_id, network, asset, payer, pay_to, amount, nonce, valid_before, transaction_hash, block_number
     FROM operations WHERE operation_id > :after AND state = 'receipted' AND settlement = 'settled'
@@ -59,7 +68,8 @@ def verify(config_path: Path | None, *, chain: bool, as_json: bool) -> None:
     """Check sums, hashes, signatures and chain of blocks, and that what is held is what is open.
 
     An operation that the ledger names must still be there for 400 days after its last posting.  With --chain, every
-    settled operation must have its transfer in its transaction, as the configured end points tell.
+    settled operation must have its transfer in its transaction, as the configured end points tell; payments of the
+    last week that no operation has are told as well.
     """
     with exit_codes():
         import trio
@@ -87,6 +97,7 @@ class Books:
     faults: list[str]
     transfers: int | None = None
     other_networks: int = 0
+    unknown: Sequence[Paid] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, amounts as decimal strings."""
@@ -99,6 +110,7 @@ class Books:
             "signaturesChecked": self.signatures,
             "transfersOnChain": self.transfers,
             "otherNetworks": self.other_networks,
+            "transfersWithoutOperation": [attrs.asdict(each) | {"amount": str(each.amount)} for each in self.unknown],
             "faults": self.faults,
         }
 
@@ -215,7 +227,35 @@ async def _look_at_chain(configuration: Configuration, store: StoreInReading, bo
                         nursery.start_soon(one, row)
                     else:
                         books.other_networks += 1
+        await _look_for_unknown(configuration, store, chain, books)
     books.faults.sort()
+
+
+async def _look_for_unknown(configuration: Configuration, store: StoreInReading, chain: Chain, books: Books) -> None:
+    """Look for payments that no operation has, from about a day before the first sale that the store knows.
+
+    They are told and are no fault: the payee may be paid by other services too.
+    """
+    from gateway.actors.settlement import ChainUnavailable
+    from gateway.commands.ledger_transfers import Payee, payments_without
+
+    payment, network = configuration.payment, {"network": configuration.payment.network}
+    ((first,),), known = store.read([(FIRST_SALE, network), (KNOWN, network)])
+    if not isinstance(first, int):
+        return
+    counts = Counter(str(transaction) for (transaction,) in known)
+    try:
+        found = await payments_without(
+            chain.end_points(), Payee(payment.asset, payment.pay_to), max(first - DAY_BLOCKS, 0), counts
+        )
+    except ChainUnavailable as reason:
+        raise Stop(UNREACHABLE, f"the chain cannot be read ({reason}); check [payment] rpc_urls") from reason
+    chain_id, asset = int(payment.network.partition(":")[2]), payment.asset.lower()
+    named = [
+        {"chain_id": chain_id, "asset": asset, "authorizer": each.authorizer, "nonce": each.nonce} for each in found
+    ]
+    bound = store.read([(BOUND, each) for each in named])
+    books.unknown = [each for each, operation in zip(found, bound, strict=True) if not operation]
 
 
 def _pages(store: StoreInReading) -> Iterator[list[Row]]:
@@ -262,6 +302,10 @@ def _print(books: Books) -> None:
         click.echo(f"{books.transfers} transfers found on the chain")
     if books.other_networks:
         click.echo(f"{books.other_networks} settled on networks that are not configured, not looked for")
+    for each in books.unknown[:SHOWN_FAULTS]:
+        click.echo(f"UNKNOWN  {each.line()}")
+    if len(books.unknown) > SHOWN_FAULTS:
+        click.echo(f"and {len(books.unknown) - SHOWN_FAULTS} more that are unknown (--json prints all)")
     for fault in books.faults[:SHOWN_FAULTS]:
         click.echo(f"FAULT  {fault}")
     if len(books.faults) > SHOWN_FAULTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ async def verified(node: NodeProcess) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+def unknown(told: Mapping[str, Any]) -> set[str]:
+    """Return the transactions that paid by authorization and that no operation has."""
+    return {str(each["transaction"]) for each in told["transfersWithoutOperation"]}
+
+
 def holders(url: str) -> set[str]:
     """Return the nodes that ever took a lease."""
     with psycopg.connect(url) as connection:
@@ -131,13 +136,15 @@ async def test_a_node_with_a_wrong_clock_drops_and_sells_nothing_and_goes_on_whe
     assert len(await right.transfers(payer)) == before + 3
     code, told = await verified(pair.one)
     assert (code, told["ok"]) == (0, True), told
-    dropped = str(receipts[0]["operationId"])
+    others = unknown(told)  # of other nodes of this world, which are paid at the same address
+    dropped, transaction = receipts[0]["operationId"], receipts[0]["settlement"]["transaction"]
     with psycopg.connect(postgresql_url) as connection:
         for table in ("operations", "idempotency_keys", "idempotency_callers", "operation_events", "authorizations"):
             connection.execute(f"DELETE FROM {table} WHERE operation_id = %s".encode(), [dropped])
     code, told = await verified(pair.one)
     assert code == 1
     assert [fault for fault in told["faults"] if fault.startswith(f"operation {dropped} is gone")] == told["faults"]
+    assert unknown(told) - others == {transaction}
 
 
 async def test_a_clock_that_jumped_across_a_restart_makes_a_node_of_its_own_file_forget_nothing(
