@@ -19,7 +19,7 @@ from gateway.actors.store.postgresql_blocking import APPLICATION, connected
 from gateway.actors.store.postgresql_connecting import Road
 from gateway.actors.store.postgresql_failures import Disconnected, remedy
 from gateway.actors.store.postgresql_membership import Rejected
-from gateway.actors.store.postgresql_migrations import migrated, require_usable
+from gateway.actors.store.postgresql_migrations import TABLES, migrated, require_usable
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import CLOCK
 from gateway.actors.store.protocol import Row
@@ -27,10 +27,6 @@ from gateway.actors.store.releases import LiveNode, judge
 from gateway.actors.store.sqlite_file import SqliteFile
 from gateway.reading import connect
 
-_TABLES = """
-    SELECT table_name FROM information_schema.tables
-    WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'
-"""
 _LIVE = f"SELECT node, release FROM nodes WHERE lease_until >= {CLOCK} ORDER BY node"  # noqa: S608 - a constant
 
 Reading = Callable[[str], list[Row]]
@@ -73,7 +69,7 @@ def standing_of_server(settings: PostgresqlSettings, migrations: Traversable) ->
         def read(sql: str) -> list[Row]:
             return connection.execute(sql.encode()).fetchall()
 
-        names = {str(name) for (name,) in read(_TABLES)}
+        names = {str(name) for (name,) in read(TABLES)}
         found = _standing(names, read, ours, settings.shown)
         if "nodes" not in names:
             return found

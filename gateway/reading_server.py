@@ -14,6 +14,7 @@ from gateway.actors.store.errors import StatementFailed, StoreRefused
 from gateway.actors.store.postgresql_blocking import Connection, connected, words
 from gateway.actors.store.postgresql_connection import Command
 from gateway.actors.store.postgresql_failures import Rejection, reason_of
+from gateway.actors.store.postgresql_migrations import TABLES
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import Misused, command
 from gateway.actors.store.postgresql_values import Unreadable, rows_of
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 PAGE = 2000
-TABLES = """
-    SELECT table_name FROM information_schema.tables
-    WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'
-"""
 MIGRATE = "Run `gateway migrate`; nodes of the release before may go on meanwhile where that release allows it"
 
 _BINARY = 1

@@ -20,6 +20,15 @@ GIVEN = "GATEWAY_TEST_PG"
 """The address of a server to use instead, with the right to make databases: postgresql://user@host:port/postgres."""
 
 
+EXTENDED = (
+    "CREATE VIEW statistics_of_an_extension AS SELECT 1 AS calls",
+    "ALTER EXTENSION plpgsql ADD VIEW statistics_of_an_extension",
+    "CREATE TABLE reference_of_an_extension (id BIGINT)",
+    "ALTER EXTENSION plpgsql ADD TABLE reference_of_an_extension",
+)
+"""Makes a view and a table that belong to an extension, as pg_stat_statements and PostGIS do, on any server."""
+
+
 @attrs.frozen
 class GivenServer:
     """A server that somebody else runs."""

@@ -21,6 +21,7 @@ from gateway.migrating import (
     standing_of_file,
     standing_of_server,
 )
+from tests.postgresql import EXTENDED
 
 FIRST = "CREATE TABLE node_facts (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL);"
 SECOND = "ALTER TABLE node_facts ADD COLUMN second TEXT;"
@@ -111,6 +112,17 @@ class TestAServer:
         migrate_server(settings, newer)
         with pytest.raises(SchemaRefused, match="its schema is version 3 and this release knows 1"):
             standing_of_server(settings, older)
+
+    def test_what_an_extension_brought_does_not_make_it_another_programs(
+        self, postgresql_url: str, newer: Path
+    ) -> None:
+        with psycopg.connect(postgresql_url) as connection:
+            for made in EXTENDED:
+                connection.execute(made.encode())
+        settings = PostgresqlSettings(postgresql_url)
+        assert versions(standing_of_server(settings, newer)) == [1, 2, 3]
+        assert len(migrate_server(settings, newer)) == 3
+        assert standing_of_server(settings, newer) == Standing(3, ())
 
     def test_another_programs_database_is_refused(self, postgresql_url: str, newer: Path) -> None:
         with psycopg.connect(postgresql_url) as connection:

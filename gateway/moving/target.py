@@ -12,6 +12,7 @@ import psycopg
 
 from gateway.actors.store import moves
 from gateway.actors.store.postgresql_blocking import Connection, connected, words
+from gateway.actors.store.postgresql_migrations import TABLES
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import CLOCK
 from gateway.actors.store.protocol import Row, Value
@@ -21,11 +22,11 @@ from gateway.moving.refusal import MoveRefused
 from gateway.moving.tables import ENGINES_OWN, FACTS, Table
 
 FETCHED_AT_ONCE = 2000
-_TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
-_COLUMNS = """
+_COLUMNS = f"""
     SELECT table_name, column_name FROM information_schema.columns
-    WHERE table_schema = current_schema() AND is_generated = 'NEVER' ORDER BY table_name, ordinal_position
-"""
+    WHERE table_schema = current_schema() AND is_generated = 'NEVER' AND table_name IN ({TABLES})
+    ORDER BY table_name, ordinal_position
+"""  # noqa: S608 - a constant
 _LIVE = f"SELECT node FROM nodes WHERE lease_until >= {CLOCK} ORDER BY node"  # noqa: S608 - a constant
 _EPOCH = """
     INSERT INTO nodes (node, epoch, lease_until, step, joined_at, release) VALUES (%s, %s, 0, 0, 0, '')
@@ -46,7 +47,7 @@ class Target:
 
     def require_ours(self, store_id: str, tables: Sequence[Table]) -> Mapping[str, str]:
         """Return what it says of a move; raise `MoveRefused` unless it is empty or filled from the store `store_id`."""
-        there = {str(name) for (name,) in self._all(_TABLES)}
+        there = {str(name) for (name,) in self._all(TABLES)}
         if there and "schema_migrations" not in there:
             raise self._refused("it holds another program's tables", "Name an empty database")
         found = self._all(moves.SELECT_OF_THE_MOVE) if FACTS in there else []

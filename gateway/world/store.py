@@ -10,6 +10,7 @@ import attrs
 import psycopg
 import trio
 
+from gateway.actors.store.postgresql_migrations import TABLES
 from gateway.config import shown_url
 from gateway.config_rules import POSTGRESQL
 from gateway.world import faults
@@ -23,7 +24,6 @@ DATABASE = "gateway"
 CONNECT_S = 5
 LAUNCHES = 500
 """How often a killed server is launched anew while what remains of it has not ended; each takes some 20 ms or more."""
-TABLES = "SELECT count(*) FROM information_schema.tables WHERE table_schema = current_schema()"
 
 
 class StoreUnusable(Exception):
@@ -127,10 +127,10 @@ def _examine(url: str) -> None:
     """Connect once; raises `StoreUnusable` where that fails, or where the database is already somebody's."""
     try:
         with psycopg.connect(url, connect_timeout=CONNECT_S) as connection:
-            found = connection.execute(TABLES).fetchone()
+            found = connection.execute(TABLES.encode()).fetchone()
     except psycopg.Error as error:
         raise StoreUnusable(f"{shown_url(url)} cannot be used: {' '.join(str(error).split())}") from None
-    if found is None or found[0]:
+    if found is not None:
         raise StoreUnusable(
             f"{shown_url(url)} is not empty; the world makes money up, so it takes an empty database only"
         )

@@ -15,6 +15,7 @@ from gateway.moving.mark import Mark
 from gateway.moving.source import Source, open_source
 from gateway.moving.target import Target, open_target
 from tests.moving.filled import fill
+from tests.postgresql import EXTENDED
 
 MARK = Mark("ours", "4/1")
 
@@ -46,6 +47,16 @@ class TestWhatItMayHold:
             assert target.require_ours("ours", source.tables) == {}
             migrate_server(settings, schema.shipped())
             assert target.require_ours("ours", source.tables) == {}
+
+    def test_what_an_extension_brought(self, postgresql_url: str, source: Source) -> None:
+        settings = PostgresqlSettings(postgresql_url)
+        with open_target(settings) as target:
+            for made in EXTENDED:
+                target.connection.execute(made.encode())
+            assert target.require_ours("ours", source.tables) == {}
+            migrate_server(settings, schema.shipped())
+            assert target.require_ours("ours", source.tables) == {}
+            target.require_tables(source.tables)
 
     def test_no_table_of_another_program(self, postgresql_url: str, source: Source) -> None:
         with open_target(PostgresqlSettings(postgresql_url)) as target:

@@ -12,6 +12,7 @@ import trio
 from gateway.world import store as stores
 from gateway.world.npm import ToolUnavailable
 from gateway.world.store import OWN, StoreServer, StoreUnusable, is_shared, open_store
+from tests.postgresql import EXTENDED
 from tests.world.programs import gone_within
 
 
@@ -117,6 +118,14 @@ async def test_an_empty_database_is_taken_as_it_is(postgresql_url: str) -> None:
     async with open_store(postgresql_url) as store:
         assert store is not None
         assert (store.url, store.pid, store.server) == (postgresql_url, None, None)
+
+
+async def test_a_database_with_nothing_but_extensions_is_empty(postgresql_url: str) -> None:
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        for made in EXTENDED:
+            connection.execute(made.encode())
+    async with open_store(postgresql_url) as store:
+        assert store is not None
 
 
 async def test_a_database_that_is_in_use_is_left_alone(postgresql_url: str) -> None:

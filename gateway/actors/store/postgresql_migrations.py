@@ -24,10 +24,14 @@ _DUPLICATES = frozenset({"23505", "42P07", "42710"})
 _TRIES = 50
 _PATIENCE_S = 600.0
 
-_TABLES = """
-    SELECT table_name FROM information_schema.tables
-    WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'
+TABLES = """
+    SELECT t.table_name FROM information_schema.tables t
+    WHERE t.table_schema = current_schema() AND t.table_type = 'BASE TABLE' AND NOT EXISTS (
+        SELECT 1 FROM pg_depend d JOIN pg_class c ON c.oid = d.objid JOIN pg_namespace s ON s.oid = c.relnamespace
+        WHERE d.deptype = 'e' AND d.classid = 'pg_class'::regclass
+            AND c.relname = t.table_name AND s.nspname = t.table_schema)
 """
+"""The tables of a database, by which it is known whose it is; what an extension brought tells nothing of that."""
 _UNBOUNDED = (Command("SET LOCAL statement_timeout = 0"), Command("SET LOCAL lock_timeout = 0"))
 
 
@@ -77,7 +81,7 @@ async def migrated(
 async def _bootstrap(connection: Connection, where: str) -> None:
     """Make the engine's own tables where they are missing."""
     for tries_left in reversed(range(_TRIES)):
-        tables = {str(name) for (name,) in await _rows(connection, _TABLES)}
+        tables = {str(name) for (name,) in await _rows(connection, TABLES)}
         if tables and "schema_migrations" not in tables:
             raise StoreRefused(
                 where, "it is another program's database", "Name an empty database of the node's own in [store] url"
