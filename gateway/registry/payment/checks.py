@@ -61,9 +61,9 @@ def check(credential: Credential, quote: Quote, offer: Offer, *, now: int) -> No
     _check_resource(credential, offer)
     _check_extensions(credential, offer)
     _check_transfer(credential.authorization, quote, offer)
+    _check_times(credential.authorization, offer, now)
     if credential.payer is None:
         raise SignatureInvalid
-    _check_times(credential.authorization, offer, now)
 
 
 def _check_accepted(accepted: Accepted, quote: Quote, offer: Offer) -> None:

@@ -194,7 +194,7 @@ async def test_14_an_authorization_spelled_in_another_case_is_the_same_payment(s
         ("value", "+6000"),
         ("value", "6e3"),
         ("value", " 6000"),
-        ("value", "1" * 78),
+        ("value", "1" * 79),
         ("validBefore", "0x10"),
         ("nonce", "0x12"),
         ("nonce", "12" * 32),
@@ -483,6 +483,78 @@ async def test_40_a_flood_of_bad_signatures_reaches_no_facilitator(
     assert statuses == [402] * 200
     assert await calls.of("verify", "settle", "search") == NOTHING
     assert node.rows() == before
+
+
+@pytest.mark.parametrize(
+    ("member", "code"),
+    [
+        ("value", "amount_mismatch"),
+        ("validAfter", "authorization_not_yet_valid"),
+        ("validBefore", "authorization_expires_too_late"),
+    ],
+)
+@pytest.mark.parametrize("number", [2**256 - 1, int("1" * 78), int("9" * 78)])
+@pytest.mark.parametrize("protocol", ["x402", "mpp"])
+async def test_14_a_number_of_78_digits_is_refused_by_what_it_means(
+    shop: Shop, payer: Account, node: NodeProcess, protocol: str, number: int, member: str, code: str
+) -> None:
+    sent, key = body(), fresh_key()
+    challenge = await shop.challenge(sent, key)
+    named: dict[str, Any] = {member: number} if number < 2**256 else {}
+    payload = (x402_payload if protocol == "x402" else mpp_payload)(challenge, payer, **named)
+    members = payload["payload"] if protocol == "mpp" else payload["payload"]["authorization"]
+    members[member] = str(number)
+    before, calls = node.rows(), await Calls.from_now(shop)
+    answer = await shop.post(sent, key, (x402 if protocol == "x402" else mpp)(payload))
+    assert (answer.status_code, answer.json()["code"]) == (402, code)
+    assert await calls.of("verify", "settle", "search") == NOTHING
+    assert node.rows() == before
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("spell", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("protocol", ["x402", "mpp"])
+async def test_a_credential_is_read_in_both_alphabets(
+    shop: Shop, payer: Account, protocol: str, spell: Callable[[bytes], bytes], *, padded: bool
+) -> None:
+    sent, key = body("?>~" * 20), fresh_key()
+    challenge = await shop.challenge(sent, key)
+    payload = (x402_payload if protocol == "x402" else mpp_payload)(challenge, payer) | {"more": "?>~" * 20}
+    text = spell(json.dumps(payload).encode()).decode()
+    text = text if padded else text.rstrip("=")
+    headers = {"PAYMENT-SIGNATURE": text} if protocol == "x402" else {"Authorization": f"Payment {text}"}
+    assert (await shop.post(sent, key, headers)).status_code == 200
+    assert len(await shop.transfers(payer)) == 1
+
+
+async def test_null_members_of_the_echo_are_as_absent(shop: Shop, payer: Account) -> None:
+    """The session of the stock MCP client writes every member that it knows of."""
+    sent, key = body(), fresh_key()
+    payload = x402_payload(await shop.challenge(sent, key), payer)
+    payload["resource"] = {"url": payload["resource"]["url"]} | dict.fromkeys(
+        ("description", "mimeType", "serviceName", "tags", "iconUrl")
+    )
+    payload["accepted"]["outputSchema"] = payload["accepted"]["extra"]["assetTransferMethod"] = None
+    payload["extensions"] = None
+    assert (await shop.post(sent, key, x402(payload))).status_code == 200
+    assert len(await shop.transfers(payer)) == 1
+
+
+async def test_the_proof_of_version_1_is_ignored_beside_that_of_version_2(shop: Shop, payer: Account) -> None:
+    order = await shop.order(payer)
+    answer = await shop.post(order.body, order.key, order.credential | {"X-PAYMENT": encoded({"x402Version": 1})})
+    assert answer.status_code == 200
+    assert len(await shop.transfers(payer)) == 1
+
+
+async def test_an_obsolete_header_counts_where_it_says_something_else(shop: Shop, payer: Account) -> None:
+    order = await shop.order(payer)
+    (proof,) = order.credential.values()
+    for name in ("X-402-Payment", "X-402-Receipt"):
+        answer = await shop.post(order.body, order.key, order.credential | {name: "e30="})
+        assert (answer.status_code, answer.json()["code"]) == (400, "payment_header_obsolete")
+    answer = await shop.post(order.body, order.key, order.credential | {"X-402-Receipt": proof})
+    assert answer.status_code == 200
 
 
 def test_the_shared_node_has_logged_no_defect(node: NodeProcess) -> None:
