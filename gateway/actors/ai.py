@@ -142,7 +142,7 @@ class AiFamily:
                 break
             started = trio.current_time()
             try:
-                completion = await self._ask(route, prompt, within)
+                completion = await self._ask(route, prompt, within, work.caller)
             except CapacityExhausted as full:
                 attempts.append(Attempt(route, "no_slot", _ms_since(started), sent=False))
                 failure = full
@@ -180,11 +180,11 @@ class AiFamily:
             return choice.candidates[:ATTEMPTS]
         return [each for each in choice.candidates if each[0].budget in (None, budget)][:ATTEMPTS]
 
-    async def _ask(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:
+    async def _ask(self, route: ModelRoute, prompt: Prompt, within: float, caller: str) -> Completion:
         if not _embedded(route):
             return await self._complete(route, prompt, within)
         until = trio.current_time() + within
-        async with self._slots.slot(until - SHORTEST_ATTEMPT_S):
+        async with self._slots.slot(until - SHORTEST_ATTEMPT_S, caller):
             return await self._complete(route, prompt, until - trio.current_time())
 
     async def _complete(self, route: ModelRoute, prompt: Prompt, within: float) -> Completion:

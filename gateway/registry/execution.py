@@ -22,6 +22,7 @@ class Work:
     asked for it.  None: no such quota, or an attempt that is taken on after a crash.
 
     `network` is that of the caller, empty where it is not known any more: in an attempt that is taken on after a crash.
+    `payer` is the address that pays, in lower case; empty in a free call.
 
     `release` is for what must never be begun twice (`Operation.repeatable`): it returns once it is durable that this
     attempt may have begun, and raises a `GatewayError` where it may not begin.
@@ -35,6 +36,12 @@ class Work:
     budget: str | None = None
     release: Callable[[], Awaitable[None]] = _nothing_to_release
     network: str = attrs.field(default="", repr=False)
+    payer: str = ""
+
+    @property
+    def caller(self) -> str:
+        """Whose turn the work takes where few slots are shared: the payer's, of a free call the network's."""
+        return self.payer or self.network
 
 
 @attrs.frozen

@@ -136,10 +136,11 @@ class Scene:
         operation: str = "ai.execute",
         seconds: float = 60.0,
         budget: str | None = None,
+        network: str = NETWORK,
     ) -> Served:
         deadline = trio.current_time() + seconds
         return await self.family.execute(
-            Work("op_1", operation, request or asks(), 1, deadline, budget, network=NETWORK)
+            Work("op_1", operation, request or asks(), 1, deadline, budget, network=network)
         )
 
     async def fails(self, request: Request | None = None, seconds: float = 60.0) -> GatewayError:
@@ -471,15 +472,15 @@ async def test_the_embedded_model_is_asked_as_often_at_once_as_it_has_slots_and_
     served: list[Served] = []
     refused: list[CapacityExhausted] = []
 
-    async def ask() -> None:
+    async def ask(network: str) -> None:
         try:
-            served.append(await here.run(asks(FAST)))
+            served.append(await here.run(asks(FAST), network=network))
         except CapacityExhausted as full:
             refused.append(full)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(EMBEDDED_SLOTS + EMBEDDED_QUEUE + 3):
-            nursery.start_soon(ask)
+        for number in range(EMBEDDED_SLOTS + EMBEDDED_QUEUE + 3):
+            nursery.start_soon(ask, f"192.0.2.{number}/32")
         await trio.testing.wait_all_tasks_blocked()
         assert (len(upstreams.calls), len(refused)) == (EMBEDDED_SLOTS, 3)
         assert {(each.extra["reason"], each.retry_after) for each in refused} == {("embedded_model_busy", 5.0)}

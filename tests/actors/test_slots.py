@@ -15,6 +15,11 @@ async def hold(slots: Slots, seconds: float, until: float = 1000.0) -> None:
         await trio.sleep(seconds)
 
 
+async def hold_as(slots: Slots, caller: str, seconds: float) -> None:
+    async with slots.slot(1000, caller):
+        await trio.sleep(seconds)
+
+
 async def test_so_many_hold_a_slot_at_once_and_the_others_wait_their_turn(autojump_clock: MockClock) -> None:
     slots = Slots(2, 4, CapacityExhausted)
     async with trio.open_nursery() as nursery:
@@ -57,3 +62,30 @@ async def test_a_slot_comes_back_from_who_fails_and_from_who_is_cancelled(autoju
             raise ZeroDivisionError
     with trio.fail_after(1):
         await hold(slots, 0)
+
+
+async def test_turns_go_round_and_the_greedy_caller_gives_way(autojump_clock: MockClock) -> None:
+    slots, served, refused = Slots(1, 3, CapacityExhausted), [], []
+
+    async def ask(caller: str, number: int) -> None:
+        try:
+            async with slots.slot(1000, caller):
+                served.append(f"{caller}{number}")
+                await trio.sleep(10)
+        except CapacityExhausted:
+            refused.append(f"{caller}{number}")
+
+    async with trio.open_nursery() as nursery:
+        for caller, number in [*(("a", each) for each in range(4)), ("b", 0), ("c", 0), ("b", 1)]:
+            nursery.start_soon(ask, caller, number)
+            await wait_all_tasks_blocked()
+    assert served == ["a0", "b0", "c0", "a1"]
+    assert refused == ["a3", "a2", "b1"]
+
+
+async def test_a_lone_caller_may_use_all_there_is(autojump_clock: MockClock) -> None:
+    slots = Slots(2, 4, CapacityExhausted)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(hold_as, slots, "a", 10)
+    assert trio.current_time() == pytest.approx(30)

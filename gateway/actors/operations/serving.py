@@ -74,7 +74,15 @@ async def _served(life: Life, around: Surroundings, operation: Operation) -> Ser
     deadline = trio.current_time() + within
     release = partial(_release, life, around)
     work = Work(
-        life.operation_id, operation.id, life.request, life.attempt, deadline, life.budget, release, life.network
+        life.operation_id,
+        operation.id,
+        life.request,
+        life.attempt,
+        deadline,
+        life.budget,
+        release,
+        life.network,
+        payer=life.payment.payer.lower() if life.payment else "",
     )
     if life.stopped:
         raise ExecutionCancelled

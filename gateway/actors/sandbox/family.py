@@ -111,7 +111,7 @@ class SandboxFamily:
             released = True
 
         run = f"{work.operation_id}-{work.attempt}".lower()
-        command = Command(run, request.arguments, request.stdin, request.limits, work.deadline, release)
+        command = Command(run, request.arguments, request.stdin, request.limits, work.deadline, release, work.caller)
         order = Execute(command)
         try:
             return await self.ref.ask(order, within=work.deadline - trio.current_time() + ANSWER_S)

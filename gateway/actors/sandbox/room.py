@@ -1,6 +1,6 @@
-"""Room for runs: slots, the memory that they share, and a short queue in the order of arrival.
+"""Room for runs: slots, the memory that they share, and a short queue in which turns go round by caller.
 
-Who waits is never overtaken, not even by a smaller run that would fit: a large one would else wait for ever.
+Whose turn it is waits until it fits.  A smaller run is never let past it: a large one would else wait for ever.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from gateway.actors.sandbox.closed import RETRY_AFTER_S, STARTING, Closed
+from gateway.actors.turns import Turns
 from gateway.errors import CapacityExhausted
 from gateway.sandbox.limits import Limits, fits, reserved_bytes
 
@@ -27,6 +28,7 @@ class Slot:
 
     number: int
     limits: Limits
+    caller: str = ""
     spoiled: bool = False
 
 
@@ -36,10 +38,11 @@ class _Waiting:
 
     limits: Limits
     sold: bool
-    got: Slot | Closed | None = None
+    caller: str = ""
+    got: Slot | Closed | CapacityExhausted | None = None
     _answered: trio.Event | None = None
 
-    def answer(self, got: Slot | Closed) -> None:
+    def answer(self, got: Slot | Closed | CapacityExhausted) -> None:
         self.got = got
         if self._answered is not None:
             self._answered.set()
@@ -71,6 +74,7 @@ class Room:
     _free: deque[int] = attrs.field(factory=deque, init=False)
     _line: deque[_Waiting] = attrs.field(factory=deque, init=False)
     _behind: deque[_Waiting] = attrs.field(factory=deque, init=False)
+    _turns: Turns = attrs.field(factory=lambda: Turns(keeps_one_free=True), init=False)
     _moved: trio.Event | None = attrs.field(default=None, init=False)
 
     @property
@@ -88,28 +92,32 @@ class Room:
         """What the runs in the slots may take of the host's memory."""
         return reserved_bytes(each.limits for each in self.used.values())
 
-    def admit(self, limits: Limits) -> None:
-        """Return if a run may come in now.
+    def admit(self, limits: Limits, caller: str = "") -> None:
+        """Return if a run may come in now; before a price is told, its caller is not known.
 
         Raises `OperationUnavailable`, and `CapacityExhausted` where it never fits or as many wait as may.
         """
         if self.shut is not None:
             raise self.shut.refusal()
         self._must_fit(limits)
-        at_once = not self._line and self._fits(limits)
-        if not at_once and self.waiting >= self.queue:
+        if self._fits(limits) and self._turns.goes_first(caller, self._line, self.usable):
+            return
+        if self.waiting >= self.queue and self._gives_way(caller) is None:
             raise _full(QUEUE_FULL, "As many runs wait for a slot as may.")
 
     @asynccontextmanager
-    async def slot(self, limits: Limits, until: float) -> AsyncIterator[Slot]:
+    async def slot(self, limits: Limits, until: float, caller: str = "") -> AsyncIterator[Slot]:
         """Hold a slot for the length of a block, after a wait that ends on trio's clock `until`.
 
         Raises what `admit` raises: nothing was begun then.
         """
-        self.admit(limits)
-        waiting = _Waiting(limits, sold=True)
+        self.admit(limits, caller)
+        waiting, last = _Waiting(limits, sold=True, caller=caller), self._gives_way(caller)
         self._line.append(waiting)
         self._give()
+        if last is not None and self.waiting > self.queue and last in self._line:
+            self._line.remove(last)
+            last.answer(_full(QUEUE_FULL, "As many runs wait for a slot as may, and most of them are of this caller."))
         try:
             with trio.move_on_at(until):
                 await waiting.wait()
@@ -175,18 +183,26 @@ class Room:
         return bool(self._free) and fits(limits, [each.limits for each in self.used.values()], self.memory_bytes)
 
     def _give(self) -> None:
-        """Give slots to those who are first, as far as there are any."""
-        while (first := next(iter(self._line or self._behind), None)) and self._fits(first.limits):
-            (self._line or self._behind).popleft()
-            slot = Slot(self._free.popleft(), first.limits)
+        """Give slots to those whose turn it is, as far as there are any."""
+        while (first := self._first()) and self._fits(first.limits):
+            (self._line if first in self._line else self._behind).remove(first)
+            slot = Slot(self._free.popleft(), first.limits, first.caller)
             self.used[slot.number] = slot
+            self._turns.begin(first.caller)
             first.answer(slot)
+
+    def _gives_way(self, caller: str) -> _Waiting | None:
+        return self._turns.gives_way(caller, [each for each in self._line if each.sold])
+
+    def _first(self) -> _Waiting | None:
+        return self._turns.next(self._line, self.usable) or next(iter(self._behind), None)
 
     def _leave(self, waiting: _Waiting) -> None:
         """Take a slot back, or somebody out of the line who has none."""
         match waiting.got:
             case Slot() as slot:
                 del self.used[slot.number]
+                self._turns.end(slot.caller)
                 if slot.spoiled:
                     self.quarantined.add(slot.number)
                 else:
@@ -205,6 +221,8 @@ def _slot(waiting: _Waiting) -> Slot:
             return slot
         case Closed() as why:
             raise why.refusal()
+        case CapacityExhausted() as full:
+            raise full
     raise _full(WAITED, "No slot came free in time.")
 
 

@@ -45,6 +45,7 @@ class Command:
         stdin: all of its standard input.
         deadline: on trio's clock; what cannot be over by then is not begun.
         release: `Work.release`.
+        caller: `Work.caller`.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Command:
     limits: Limits
     deadline: float
     release: Callable[[], Awaitable[None]]
+    caller: str = attrs.field(default="", repr=False)
 
     def begins_by(self, end_s: float) -> float:
         """Return when it has to be let go at the latest, where what comes after it takes up to twice `end_s`."""

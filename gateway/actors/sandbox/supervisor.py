@@ -251,7 +251,7 @@ class _Supervisor:
         try:
             with order.scope:
                 until = command.begins_by(self.settings.end_s) - SETUP_S
-                async with self.place.room.slot(command.limits, until) as slot:
+                async with self.place.room.slot(command.limits, until, command.caller) as slot:
                     executed = await self.conduct(command, slot, order, again=self.settings.ahead)
                 letter.answer(execute, executed)
                 self.place.ended[executed.result.ending.outcome.value] += 1

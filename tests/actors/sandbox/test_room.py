@@ -32,6 +32,7 @@ class Guest:
     within: float = 60.0
     spoils: bool = False
     behind: bool = False
+    caller: str = ""
     slot: Slot | None = None
     refused: GatewayError | None = None
     goes: trio.Event = attrs.field(factory=trio.Event)
@@ -39,7 +40,7 @@ class Guest:
     async def come(self) -> None:
         until = trio.current_time() + self.within
         room = self.room
-        held = room.slot_behind(self.limits, self.within) if self.behind else room.slot(self.limits, until)
+        held = room.slot_behind(self.limits, self.within) if self.behind else room.slot(self.limits, until, self.caller)
         try:
             async with held as self.slot:
                 await self.goes.wait()
@@ -267,3 +268,59 @@ async def test_it_tells_when_no_slot_is_in_use() -> None:
         assert not empty.is_set()
         await go(guests[1])
         assert empty.is_set()
+
+
+# -- callers -----------------------------------------------------------------------------------------------------------
+
+
+async def test_one_payer_never_has_the_last_slot() -> None:
+    room = open_room(slots=3, queue=8)
+    greedy, honest = [Guest(room, caller="a") for _ in range(5)], Guest(room, caller="b")
+    async with trio.open_nursery() as nursery:
+        await come(nursery, *greedy)
+        assert inside(*greedy) == [True, True, False, False, False]
+        room.admit(SMALL)
+        await come(nursery, honest)
+        assert inside(honest) == [True]
+        await go(greedy[0])
+        assert inside(*greedy[1:]) == [True, True, False, False]
+        await go(*greedy, honest)
+
+
+async def test_turns_go_round_by_payer() -> None:
+    room = open_room(slots=1, queue=8)
+    first, second, third = (Guest(room, caller="a") for _ in range(3))
+    other = Guest(room, caller="b")
+    async with trio.open_nursery() as nursery:
+        await come(nursery, first, second, third, other)
+        await go(first)
+        assert inside(other, second, third) == [True, False, False]
+        await go(other)
+        assert inside(second, third) == [True, False]
+        await go(second, third)
+
+
+async def test_in_a_full_queue_the_payer_with_most_runs_gives_way() -> None:
+    room = open_room(slots=1, queue=2)
+    greedy, honest = [Guest(room, caller="a") for _ in range(3)], Guest(room, caller="b")
+    async with trio.open_nursery() as nursery:
+        await come(nursery, *greedy)
+        room.admit(SMALL)
+        with pytest.raises(CapacityExhausted):
+            room.admit(SMALL, "a")
+        await come(nursery, honest)
+        assert (greedy[2].reason, greedy[1].reason, honest.reason) == ("queue_full", None, None)
+        await go(greedy[0])
+        assert inside(honest) == [True]
+        await go(*greedy, honest)
+    assert (room.used, room.waiting) == ({}, 0)
+
+
+async def test_a_canary_is_no_payer_and_has_its_turn() -> None:
+    room = open_room(slots=2, queue=4)
+    greedy = [Guest(room, caller="a") for _ in range(3)]
+    canary = Guest(room, behind=True)
+    async with trio.open_nursery() as nursery:
+        await come(nursery, *greedy, canary)
+        assert inside(*greedy, canary) == [True, False, False, True]
+        await go(*greedy, canary)
