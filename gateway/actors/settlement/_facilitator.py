@@ -21,6 +21,8 @@ PENDING = re.compile("pending|timeout|timed_out", re.IGNORECASE)
 """Reasons of a settlement that was sent and may still be mined, though `success` is false."""
 MAX_BYTES = 256 * 1024
 SUPPORTED_TIMEOUT_S = 5.0
+REFUSING = frozenset({400, 402, 409, 412, 422})
+"""Statuses with which some facilitators refuse a payment that they were asked to verify; others tell of an outage."""
 
 
 class Verdict(Enum):
@@ -85,7 +87,7 @@ class Facilitator:
     async def verify(self, body: Mapping[str, Any], payer: str) -> Verification:
         """Ask whether a payment of `payer` is valid."""
         try:
-            answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s)
+            answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s, REFUSING)
         except UpstreamFailed as failure:
             return Verification(Verdict.UNAVAILABLE, failure.reason)
         valid = answer.get("isValid")
@@ -110,18 +112,23 @@ class Facilitator:
         refused = answer.get("success") is False and PENDING.search(reason) is None
         return Submission(transaction, reason, sent=True, refused=refused)
 
-    async def _ask(self, method: str, path: str, content: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _ask(
+        self, method: str, path: str, content: bytes, timeout_s: float, refusing: frozenset[int] = frozenset()
+    ) -> dict[str, Any]:
+        """Return what it answers; with a status of `refusing` only a document that refuses the payment is an answer."""
         headers = (("content-type", "application/json"), ("accept", "application/json"))
         url = self.url.rstrip("/") + path
         answer = await self.call(
             HttpCall(method, url, headers, content, timeout_s=timeout_s, max_bytes=MAX_BYTES, target="facilitator")
         )
-        if answer.status != 200:
+        if answer.status != 200 and answer.status not in refusing:
             raise _Fault(f"status_{answer.status}")
         try:
             document = orjson.loads(answer.content)
-        except orjson.JSONDecodeError as error:
-            raise _Fault("garbage") from error
+        except orjson.JSONDecodeError:
+            document = None
+        if answer.status != 200 and not (isinstance(document, dict) and document.get("isValid") is False):
+            raise _Fault(f"status_{answer.status}")
         if not isinstance(document, dict):
             raise _Fault("garbage")
         return document

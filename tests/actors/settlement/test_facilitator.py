@@ -51,7 +51,10 @@ FAULTS: list[tuple[object, int, str, bool]] = [
     ("ok", 200, "garbage", True),
     ({"isValid": True, "success": True, "kinds": [KIND]}, 302, "status_302", True),
     ({"isValid": True, "success": True, "kinds": [KIND]}, 201, "status_201", True),
-    ({"isValid": False}, 400, "status_400", True),
+    ({"success": False, "error": "bad request"}, 400, "status_400", True),
+    (b"<!doctype html>", 400, "status_400", True),
+    ({"isValid": True, "success": True, "kinds": [KIND]}, 400, "status_400", True),
+    ({"isValid": False}, 401, "status_401", True),
     ({"isValid": False}, 429, "status_429", True),
     ({"isValid": False}, 500, "status_500", True),
     (UpstreamUnreachable("facilitator"), 0, "unreachable", False),
@@ -67,6 +70,12 @@ async def test_a_fault_says_nothing_of_the_payment(answer: object, status: int, 
     assert await faulty.verify(BODY, PAYER) == Verification(Verdict.UNAVAILABLE, reason)
     assert await faulty.settle(BODY) == Submission(None, reason, sent)
     assert await faulty.supports(NETWORK) == f"facilitator_{reason}"
+
+
+@pytest.mark.parametrize("status", [200, 400, 402, 412, 422])
+async def test_a_refusal_is_one_at_any_status_that_a_facilitator_refuses_with(status: int) -> None:
+    refusing = facilitator({"isValid": False, "invalidReason": "insufficient_funds", "payer": PAYER}, status=status)
+    assert await refusing.verify(BODY, PAYER) == Verification(Verdict.INVALID, "insufficient_funds")
 
 
 async def test_each_call_has_its_path_and_its_time() -> None:
