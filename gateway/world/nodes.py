@@ -40,8 +40,8 @@ class Node:
 
     @property
     def gateway(self) -> str:
-        """The address that it sells at."""
-        return str(self._section["base_url"])
+        """The address that it is reached at; what it says of itself is the `base_url` of all nodes."""
+        return f"http://{self._section['listen'][0]}"
 
     @property
     def log(self) -> Path:
@@ -53,7 +53,7 @@ class Node:
         section = self._section
         token = Path(section["data_dir"]) / operator_token.NAME
         return {
-            "gateway": section["base_url"],
+            "gateway": self.gateway,
             "operator": f"http://{section['operator_listen']}",
             "operatorToken": token.read_text().strip(),
             "config": str(self.config),
@@ -124,14 +124,19 @@ def configured(
 ) -> Iterator[tuple[Node, ...]]:
     """Yield `count` nodes, configured and not started, whose ports are kept for them; `port` is that of the first.
 
+    All have the first one's address as their `base_url`, as nodes behind a load balancer have the load balancer's.
+
     Raises `ChildFailed` when a port cannot be had.
     """
     with ExitStack() as held:
-        nodes = []
+        nodes: list[Node] = []
         for number in range(1, count + 1):
             name = f"node-{number}"
             public, private = (held.enter_context(_held_port(each)) for each in (port if number == 1 else 0, 0))
-            config = world.node_config(directory / name, public, private, name=name, sandbox=number - 1)
+            base_url = nodes[0].gateway if nodes else ""
+            config = world.node_config(
+                directory / name, public, private, name=name, sandbox=number - 1, base_url=base_url
+            )
             nodes.append(Node(name, config, command))
         yield tuple(nodes)
 

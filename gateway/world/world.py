@@ -59,14 +59,24 @@ class World:
     store: Store | None = None
 
     def node_settings(
-        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1", sandbox: int | None = None
+        self,
+        directory: Path,
+        port: int,
+        operator_port: int = 0,
+        *,
+        name: str = "node-1",
+        sandbox: int | None = None,
+        base_url: str = "",
     ) -> dict[str, Any]:
         """Return the configuration of a node on `port` that sells into this world, its data under `directory`.
 
         `operator_port` is that of the operator's listener, 0 for any; `name` tells it from the others of its store.
-        `sandbox` is its number among those of this machine that sell sandboxed runs, None where it does not.
+        `sandbox` is its number among those of this machine that sell sandboxed runs, None where it does not; `base_url`
+        is where its buyers come to, by default the node itself.
         """
         settings = self._settings(directory, port, operator_port) | {"sandbox": _sandbox(sandbox)}
+        if base_url:
+            settings["node"] |= {"base_url": base_url}
         if self.store is not None:
             settings["node"] |= {"name": name, "keys_dir": str(self.directory / "keys")}
             settings["store"] = {"url": self.store.url}
@@ -112,13 +122,21 @@ class World:
         return route | members
 
     def node_config(
-        self, directory: Path, port: int, operator_port: int = 0, *, name: str = "node-1", sandbox: int | None = None
+        self,
+        directory: Path,
+        port: int,
+        operator_port: int = 0,
+        *,
+        name: str = "node-1",
+        sandbox: int | None = None,
+        base_url: str = "",
     ) -> Path:
         """Write that configuration as TOML to `directory`/gateway.toml and return its path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "gateway.toml"
         path.touch(mode=0o600)  # the store's URL may hold a password
-        path.write_text(tomli_w.dumps(self.node_settings(directory, port, operator_port, name=name, sandbox=sandbox)))
+        settings = self.node_settings(directory, port, operator_port, name=name, sandbox=sandbox, base_url=base_url)
+        path.write_text(tomli_w.dumps(settings))
         return path
 
 

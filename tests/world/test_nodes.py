@@ -51,6 +51,8 @@ async def test_nodes_are_apart_in_name_ports_and_data_and_share_store_and_keys(w
     assert len({place for each in told for place in (*each.node.listen, each.node.operator_listen)}) == 6
     assert len({each.data_dir for each in told}) == 3
     assert {each.keys_dir for each in told} == {tmp_path / "keys"}
+    assert {each.base_url for each in told} == {nodes[0].gateway}, "a quote of one is paid at another"
+    assert [f"http://{each.node.listen[0]}" for each in told] == [node.gateway for node in nodes]
     assert {each.store.url for each in told} == {"postgresql://postgres@127.0.0.1:1/gateway"}
 
 
