@@ -216,7 +216,7 @@ class PostgresqlStore:
         except (StatementFailed, Unavailable) as error:
             _log.debug("the tables cannot be looked at: %s", error)
         else:
-            for name, lacks in found[0]:
+            for name, lacks in (map(str, row) for row in found[0]):
                 reason = Reason.SCHEMA_MISSING if lacks == "missing" else Reason.PERMISSION_DENIED
                 self._actor.pulse.refused(StatementFailed(None, f"table {name} is {lacks}", reason))
         self._looked = trio.current_time()
