@@ -26,7 +26,8 @@ USED = Verification(Verdict.INVALID, "invalid_exact_evm_nonce_already_used")
 def paying(quoted: Answer, protocol: str = "x402", **changes: Any) -> dict[str, str]:
     if protocol == "mpp":
         return PAYER.mpp(quoted)
-    return PAYER.x402(quoted, **{"nonce": NONCE, "valid_before": int(time.time()) + 400} | changes)
+    members: dict[str, Any] = {"nonce": NONCE, "valid_before": int(time.time()) + 400}
+    return PAYER.x402(quoted, **members | changes)
 
 
 @asynccontextmanager
