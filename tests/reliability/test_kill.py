@@ -262,7 +262,7 @@ async def test_a_facilitator_that_hangs_for_ever_over_a_kill_settles_once_it_is_
         await campaign.start()
         orders = await campaign.orders()
         await shop.fault("facilitator", mode)
-        await shop.fault(f"rpc/{NETWORK}", "http_429")
+        await shop.fault(f"rpc/{NETWORK}", "null_block")
         answers = await campaign.place(orders)
         assert {answers[order.key].json().get("code") for order in orders[:2]} == {"settlement_pending"}
         node.kill()
