@@ -22,7 +22,7 @@ import trio
 from gateway.actors.idempotency import LookUp, Show, _queries
 from gateway.actors.ledger import LAST_BLOCK, UNSEALED, seal_next
 from gateway.actors.operations import claiming, rows
-from gateway.actors.operations.exposure import ELSEWHERE, OF_PAYER
+from gateway.actors.operations.exposure import ELSEWHERE, OF_PAYER, OPEN_ELSEWHERE, OPEN_HERE
 from gateway.actors.operations.life import State
 from gateway.actors.operations.reorg import LAST_END, RECENT, WATCH_MS
 from gateway.actors.payment import Payment
@@ -88,7 +88,13 @@ def reconciled(_: Trace, __: random.Random) -> Sequence[Query]:
 
 
 def exposed(trace: Trace, _: random.Random) -> Sequence[Query]:
-    return [(ELSEWHERE, {"node": NODE}), (OF_PAYER, {"payer": trace.payer})]
+    here = {"node": NODE, "network": NETWORK, "asset": ASSET}
+    return [
+        (ELSEWHERE, {"node": NODE}),
+        (OF_PAYER, {"payer": trace.payer, "node": NODE}),
+        (OPEN_ELSEWHERE, here | {"payer": trace.payer}),
+        (OPEN_HERE, here),
+    ]
 
 
 def nothing_due(_: Trace, __: random.Random) -> Sequence[Query]:
