@@ -308,7 +308,7 @@ async def look(life: Life, around: Surroundings) -> Event:
     except (ChainUnavailable, ActorError) as error:
         log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
         return Event.UNDECIDED
-    event = _shown(life, around, life.sighting)
+    event = await _shown(life, around, life.sighting)
     if life.sighting.standing is Standing.UNUSED and life.refusal is not None:
         await hold_payer_at_fault(life, life.refusal, around)
     if life.sighting.standing is Standing.EXPIRED and life.sent and await _has_code(life, around):
@@ -319,7 +319,7 @@ async def look(life: Life, around: Surroundings) -> Event:
     return event
 
 
-def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
+async def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
     """Return what it means for a payment that may have been submitted where the chain shows it."""
     match seen.standing:
         case Standing.PAID:
@@ -333,7 +333,9 @@ def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
             return Event.DEAD
         case Standing.DIVERTED:
             return _diverted(life)
-        case Standing.UNTRACED if life.looks >= LOOKS_BEFORE_GIVING_UP and _long_dead(life, around):
+        case Standing.UNTRACED if life.looks >= LOOKS_BEFORE_GIVING_UP and await long_dead(
+            life.paid_for(), around, seen
+        ):
             life.failure = OperatorNeeded(
                 "the authorization is spent and its transaction cannot be found", operation_id=life.operation_id
             )
@@ -366,8 +368,13 @@ def _why(seen: Sighting) -> str:
     return "the authorization was cancelled"
 
 
-def _long_dead(life: Life, around: Surroundings) -> bool:
-    return around.clock_ms() // 1000 >= life.paid_for().valid_before + UNTRACED_PATIENCE_S
+async def long_dead(payment: Payment, around: Surroundings, seen: Sighting) -> bool:
+    """Return True where a payment expired long ago by the chain's time: no clock of ours gives anything up."""
+    try:
+        chain_s = await desk(around).ask(BlockTime(seen.head), within=30)
+    except (ChainUnavailable, ActorError):
+        return False
+    return chain_s >= payment.valid_before + UNTRACED_PATIENCE_S
 
 
 async def sight(life: Life, around: Surroundings) -> Sighting:

@@ -19,7 +19,7 @@ from gateway.actors.operations import rows
 from gateway.actors.operations.in_hand import Life, Surroundings, desk
 from gateway.actors.operations.keeping import settled_in
 from gateway.actors.operations.life import State
-from gateway.actors.operations.paying import UNTRACED_PATIENCE_S
+from gateway.actors.operations.paying import long_dead
 from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import ChainUnavailable, Look, Settle, Sighting, Standing, StillStands
@@ -197,13 +197,10 @@ class Watch:
                 await self._alarm(each, "a reorganisation took the settled transaction, and the authorization is dead")
             case Standing.DIVERTED:
                 await self._alarm(each, "a reorganisation took the settled transaction, and another transfer was made")
-            case Standing.UNTRACED if self._long_dead(sold.payment):
+            case Standing.UNTRACED if await long_dead(sold.payment, self.around, sighting):
                 await self._alarm(each, "a reorganisation took the settled transaction, and no other can be found")
             case _:
                 return
-
-    def _long_dead(self, payment: Payment) -> bool:
-        return self.around.clock_ms() // 1000 >= payment.valid_before + UNTRACED_PATIENCE_S
 
     async def _alarm(self, each: Watched, why: str) -> None:
         log.error("settlement_lost", operation_id=each.owner.operation_id, why=why)

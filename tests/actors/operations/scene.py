@@ -173,7 +173,7 @@ class Chain:
                     letter.answer(message, self.look(message))
                 case BlockTime(number):
                     self.fault()
-                    letter.answer(message, self.times[number])
+                    letter.answer(message, self.times.get(number, int(self.now())))
                 case HasCode(address):
                     self.fault()
                     letter.answer(message, address in self.with_code)

@@ -462,6 +462,23 @@ async def test_a_spent_authorization_without_a_trace_goes_to_the_operator_at_las
         assert await node.only("output_until", "tombstone_until") == (None, None)
 
 
+@pytest.mark.parametrize("behind_days", [-401, 401])
+async def test_no_payment_is_given_up_by_a_wrong_clock(
+    scene: Scene, autojump_clock: MockClock, behind_days: int
+) -> None:
+    """Its authorization is spent and its transaction cannot be found yet: the chain's time tells how long to look."""
+    scene.chain.looks.extend([Standing.UNTRACED] * 8)
+    made = order(paid_by=payment())
+
+    def clock_ms() -> int:
+        return scene.clock_ms() - behind_days * 24 * 3600 * 1000
+
+    async with scene.node(clock_ms=clock_ms) as node:
+        await outcome_of(partial(node.call, made))
+        await until(lambda: ended(node))
+        assert await node.only("state", "settlement") == ("receipted", "settled")
+
+
 async def ended(node: Node) -> bool:
     return bool(await node.only("ended_at") is not None)
 
