@@ -59,6 +59,8 @@ UNTRACED_PATIENCE_S = 600
 OF_CODE = ("signature", "smart_wallet", "6492", "1271", "simulation")
 """Parts of the reasons of facilitators that may be about a payer who has code."""
 NOT_COVERED = "not_covered"
+CLOCK_SLACK_S = 60
+"""How far the clocks of the chain and of this node may be apart before that counts."""
 MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
 
@@ -305,6 +307,8 @@ async def look(life: Life, around: Surroundings) -> Event:
     life.looks += 1
     try:
         life.sighting = await sight(life, around)
+        if life.sighting.standing is Standing.PAID and await _precedes_its_quote(life, around, life.sighting):
+            return _of_something_else(life, life.sighting)
     except (ChainUnavailable, ActorError) as error:
         log.info("chain_undecided", operation_id=life.operation_id, reason=str(error))
         return Event.UNDECIDED
@@ -323,7 +327,7 @@ async def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
     """Return what it means for a payment that may have been submitted where the chain shows it."""
     match seen.standing:
         case Standing.PAID:
-            return _of_something_else(life, seen) if _precedes_its_quote(life, seen) else Event.CONFIRMED
+            return Event.CONFIRMED
         case Standing.UNUSED:
             once = life.resumed or life.submissions > 1 or life.refusal is not None
             waiting = life.sent and life.looks < (1 if once else LOOKS_BEFORE_RESETTLING)
@@ -344,15 +348,15 @@ async def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
             return Event.UNDECIDED
 
 
-def _precedes_its_quote(life: Life, seen: Sighting) -> bool:
-    """Return True where the facilitator verified what was used before the quote, and did not settle it now."""
-    head = life.paid_for().quoted_head
-    return (
-        head is not None
-        and (seen.block_number or 0) <= head
-        and seen.transaction not in life.hints
-        and life.credit is None
-    )
+async def _precedes_its_quote(life: Life, around: Surroundings, seen: Sighting) -> bool:
+    """Return True where the facilitator has verified, and did not settle now, what was used before the quote.
+
+    A chain that was reorganised may have become shorter, so the time of the block has to say the same.
+    """
+    payment, number = life.paid_for(), seen.block_number or 0
+    if payment.quoted_head is None or number > payment.quoted_head or life.credit is not None:
+        return False
+    return await desk(around).ask(BlockTime(number), within=30) < payment.quoted_at - CLOCK_SLACK_S
 
 
 def _of_something_else(life: Life, seen: Sighting) -> Event:

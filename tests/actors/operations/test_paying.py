@@ -193,8 +193,9 @@ async def test_a_facilitator_that_verifies_a_payment_of_before_the_quote_release
 ) -> None:
     old = payment()
     scene.chain.mine(old)
+    scene.chain.times[scene.chain.head] = START_MS // 1000 - 61
     scene.chain.verdicts.append(Verification(Verdict.VALID))
-    made = order(paid_by=attrs.evolve(old, quoted_head=scene.chain.head))
+    made = order(paid_by=attrs.evolve(old, quoted_head=scene.chain.head, quoted_at=START_MS // 1000))
     async with scene.node() as node:
         with pytest.raises(OperatorNeeded, match="before its quote"):
             await node.call(made)
@@ -204,9 +205,10 @@ async def test_a_facilitator_that_verifies_a_payment_of_before_the_quote_release
 async def test_a_payment_that_settles_here_on_a_chain_that_became_shorter_is_delivered(
     scene: Scene, autojump_clock: MockClock
 ) -> None:
+    made = order(paid_by=payment(quoted_head=scene.chain.head + 10, quoted_at=START_MS // 1000))
+    scene.chain.times[scene.chain.head + 1] = START_MS // 1000 - 2
     async with scene.node() as node:
-        ended = await node.call(order(paid_by=payment(quoted_head=scene.chain.head + 10)))
-        assert ended.receipt["settlement"]["status"] == "settled"
+        assert (await node.call(made)).receipt["settlement"]["status"] == "settled"
 
 
 @pytest.mark.parametrize(("has_code", "kind"), [(True, PayerHasCode), (False, SignatureInvalid)])
