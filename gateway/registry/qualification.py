@@ -119,7 +119,7 @@ class Evidence:
         valid_until: wall time at which the proof expires; None while the route is closed.
         expires: the same moment on the monotonic clock.
         p50_ms: median of recent successful calls, or of probes where there were no calls.
-        error_rate: share of recent probes and calls that failed, 0 to 1.
+        error_rate: share of recent probes and calls that failed, 0 to 1; what a request may bring about is no failure.
     """
 
     route_id: str
@@ -149,11 +149,12 @@ class Evidence:
 
 @attrs.frozen
 class Observation:
-    """One probe or call that happened."""
+    """One probe or call that happened; `doubtful` is a failure that the request itself may have brought about."""
 
     ok: bool
     probe: bool
     ms: int | None
+    doubtful: bool = False
 
 
 @attrs.frozen
@@ -248,7 +249,7 @@ def evidence(record: Record, *, rules: Rules) -> Evidence:
     calls = [each.ms for each in record.observations if each.ok and not each.probe and each.ms is not None]
     probes = [each.ms for each in record.observations if each.ok and each.probe and each.ms is not None]
     timings = calls or probes
-    failed = sum(not each.ok for each in record.observations)
+    failed = sum(not (each.ok or each.doubtful) for each in record.observations)
     closed = Evidence(
         record.route_id,
         state=State.UNAVAILABLE if record.refusal else State.UNPROVEN,

@@ -16,7 +16,8 @@ from gateway.registry.qualification import Observation, Outcome, Record, Rules, 
 
 def called(record: Record, outcome: Outcome, *, now: float, rules: Rules) -> Record:
     """Return the record after a real call that ended at `now`."""
-    seen = observed(record, Observation(outcome.ok, probe=False, ms=outcome.ms), rules)
+    doubtful = not outcome.ok and outcome.weight is Weight.DOUBT
+    seen = observed(record, Observation(outcome.ok, probe=False, ms=outcome.ms, doubtful=doubtful), rules)
     if record.closed_until is not None or (outcome.began is not None and outcome.began < record.reopened_at):
         return attrs.evolve(record, observations=seen)  # one that was sent before the route closed decides nothing
     if outcome.ok:

@@ -55,6 +55,7 @@ def test_what_one_caller_provokes_never_closes_a_route_however_often(rules: Rule
     for now in range(1, 2000):
         record = failed(record, Weight.DOUBT, "a", now=float(now), rules=rules)
         assert seen(record, rules).open
+    assert seen(record, rules).error_rate == 0.0
     assert next_probe(record, rules=rules) == PROVEN.probed_at + rules.retry_first_s
 
 
