@@ -320,7 +320,7 @@ AuthorizationUsed = _refused(
 InsufficientFunds = _refused(
     "insufficient_funds",
     "Insufficient funds",
-    "The payer's balance does not cover the amount.",
+    "The payer's balance does not cover the amount beside what is unsettled.",
     then="Nothing was charged. Fund the account, or pay from another one, before you sign again.",
     retryable=False,
 )

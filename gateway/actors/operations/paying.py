@@ -248,7 +248,7 @@ async def settle(life: Life, around: Surroundings) -> Event:
     if not life.submissions and life.sighting is not None and life.sighting.standing in MADE:
         return Event.SUBMITTED  # somebody else has submitted it
     if life.submissions:
-        await pause(around, min(2.0**life.submissions, LONGEST_PAUSE_S))
+        await pause(around, min(2.0 ** min(life.submissions, 10), LONGEST_PAUSE_S))
     if life.submissions or life.resumed:
         await pause(around, around.pace.turn())
     life.submissions += 1
@@ -301,7 +301,7 @@ async def look(life: Life, around: Surroundings) -> Event:
     if life.looks:
         made = life.sighting is not None and life.sighting.standing in MADE
         longest = LONGEST_PAUSE_ONCE_MADE_S if made else LONGEST_PAUSE_S
-        await pause(around, min(0.25 * 2.0 ** (life.looks - 1), longest))
+        await pause(around, min(0.25 * 2.0 ** min(life.looks - 1, 10), longest))
     if life.resumed or life.submissions > 1 or life.looks >= LOOKS_BEFORE_RESETTLING:
         await pause(around, around.pace.turn())
     life.looks += 1

@@ -87,7 +87,7 @@ class Facilitator:
     async def verify(self, body: Mapping[str, Any], payer: str) -> Verification:
         """Ask whether a payment of `payer` is valid."""
         try:
-            answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s, REFUSING)
+            answer = await self._ask("POST", "/verify", orjson.dumps(body), self.verify_timeout_s, _refuses)
         except UpstreamFailed as failure:
             return Verification(Verdict.UNAVAILABLE, failure.reason)
         valid = answer.get("isValid")
@@ -103,7 +103,7 @@ class Facilitator:
     async def settle(self, body: Mapping[str, Any]) -> Submission:
         """Ask to settle a payment."""
         try:
-            answer = await self._ask("POST", "/settle", orjson.dumps(body), self.settle_timeout_s)
+            answer = await self._ask("POST", "/settle", orjson.dumps(body), self.settle_timeout_s, _refuses_to_settle)
         except UpstreamFailed as failure:
             return Submission(None, failure.reason, failure.sent)
         hint = answer.get("transaction")
@@ -113,25 +113,38 @@ class Facilitator:
         return Submission(transaction, reason, sent=True, refused=refused)
 
     async def _ask(
-        self, method: str, path: str, content: bytes, timeout_s: float, refusing: frozenset[int] = frozenset()
+        self,
+        method: str,
+        path: str,
+        content: bytes,
+        timeout_s: float,
+        refuses: Callable[[Mapping[str, Any]], bool] = lambda _: False,
     ) -> dict[str, Any]:
-        """Return what it answers; with a status of `refusing` only a document that refuses the payment is an answer."""
+        """Return what it answers; with a status of `REFUSING` only a document that `refuses` is an answer."""
         headers = (("content-type", "application/json"), ("accept", "application/json"))
         url = self.url.rstrip("/") + path
         answer = await self.call(
             HttpCall(method, url, headers, content, timeout_s=timeout_s, max_bytes=MAX_BYTES, target="facilitator")
         )
-        if answer.status != 200 and answer.status not in refusing:
+        if answer.status != 200 and answer.status not in REFUSING:
             raise _Fault(f"status_{answer.status}")
         try:
             document = orjson.loads(answer.content)
         except orjson.JSONDecodeError:
             document = None
-        if answer.status != 200 and not (isinstance(document, dict) and document.get("isValid") is False):
+        if answer.status != 200 and not (isinstance(document, dict) and refuses(document)):
             raise _Fault(f"status_{answer.status}")
         if not isinstance(document, dict):
             raise _Fault("garbage")
         return document
+
+
+def _refuses(document: Mapping[str, Any]) -> bool:
+    return document.get("isValid") is False
+
+
+def _refuses_to_settle(document: Mapping[str, Any]) -> bool:
+    return document.get("success") is False and isinstance(document.get("errorReason"), str)
 
 
 class _Fault(UpstreamFailed):

@@ -76,6 +76,8 @@ async def test_a_fault_says_nothing_of_the_payment(answer: object, status: int, 
 async def test_a_refusal_is_one_at_any_status_that_a_facilitator_refuses_with(status: int) -> None:
     refusing = facilitator({"isValid": False, "invalidReason": "insufficient_funds", "payer": PAYER}, status=status)
     assert await refusing.verify(BODY, PAYER) == Verification(Verdict.INVALID, "insufficient_funds")
+    refusing = facilitator({"success": False, "errorReason": "insufficient_funds"}, status=status)
+    assert await refusing.settle(BODY) == Submission(None, "insufficient_funds", sent=True, refused=True)
 
 
 async def test_each_call_has_its_path_and_its_time() -> None:
