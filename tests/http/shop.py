@@ -138,6 +138,7 @@ class Bank:
     block_time: int = 0
     looks: int = 0
     away: ChainUnavailable | None = None
+    looking: list[Letter[Message]] | None = None
 
     def open(self) -> None:
         self.path.proven_until = float("inf")
@@ -153,6 +154,9 @@ class Bank:
         message = letter.message
         if self.away is not None and isinstance(message, Look | HasCode):
             letter.refuse(self.away)
+            return
+        if self.looking is not None and isinstance(message, Look):
+            self.looking.append(letter)
             return
         match message:
             case Verify():

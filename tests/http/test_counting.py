@@ -8,9 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from gateway import errors
-from gateway.actors.settlement import Standing, Verdict, Verification
+from gateway.actors.operations.in_hand import REFUSALS_AT_ONCE
+from gateway.actors.settlement import Look, Sighting, Standing, Verdict, Verification
 from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, Answer, Payer, Shop, open_shop, together
 
 KEY = "0123456789abcdef0123"
@@ -149,3 +151,27 @@ async def test_a_window_later_payments_are_tried_again(tmp_path: Path) -> None:
         valid_before = int(time.time()) + 61 + 162
         later = await shop.post(key=KEY, body=BODY, headers=PAYER.x402(quoted, valid_before=valid_before))
         assert later.status == 200
+
+
+async def test_a_crowd_of_refused_payments_is_looked_for_a_few_at_a_time(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop, trio.open_nursery() as nursery:
+        quoted = await shop.post(key=KEY)
+        shop.bank.verification, shop.bank.looking = INVALID, []
+        answers: list[Answer] = []
+
+        async def present(number: int) -> None:
+            answers.append(await shop.post(key=fresh(number), headers=stranger().x402(quoted)))
+
+        for number in range(3 * REFUSALS_AT_ONCE):
+            nursery.start_soon(present, number)
+        for _ in range(1000):
+            await wait_all_tasks_blocked(0.02)
+            letters, shop.bank.looking = shop.bank.looking, []
+            assert len(letters) <= REFUSALS_AT_ONCE
+            for letter in letters:
+                assert isinstance(letter.message, Look)
+                letter.answer(letter.message, Sighting(Standing.UNUSED, 101))
+            if len(answers) == 3 * REFUSALS_AT_ONCE:
+                break
+        assert {answer.code for answer in answers} == {"insufficient_funds"}
+        assert len(answers) == 3 * REFUSALS_AT_ONCE

@@ -29,6 +29,8 @@ from gateway.registry.sealing import NodeSeal, unseal
 
 STORE_PATIENCE_S = 20.0
 RETRY_AFTER_S = 2.0
+REFUSALS_AT_ONCE = 8
+"""Refused payments that are looked for on the chain at once: a crowd of them leaves its end point to the others."""
 
 
 class ClaimLater(Protocol):
@@ -63,6 +65,7 @@ class Surroundings:
     settle_timeout_s: float
     reservations: Reservations = attrs.field(factory=Reservations)
     pace: Pace = attrs.field(factory=Pace)
+    refusals: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(REFUSALS_AT_ONCE))
 
 
 @attrs.define(eq=False)

@@ -148,7 +148,8 @@ def _comes_too_late(life: Life, around: Surroundings) -> bool:
 async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
     """Let the chain say what a refusal means: a payment that was made, or one that cannot be."""
     try:
-        life.sighting = await sight(life, around)
+        async with around.refusals:
+            life.sighting = await sight(life, around)
     except (ChainUnavailable, ActorError) as error:
         return _undecided(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
     match life.sighting.standing:
