@@ -18,6 +18,8 @@ LOOK_AGAIN_S = 0.5
 """The pause between two looks at a store that could not be written."""
 SILENT_S = 2.0
 """After how long a store that is looked at counts as silent."""
+STEPS = 8
+"""That time is waited for in so many steps: a node that did not get the processor meanwhile blames no store."""
 
 
 @final
@@ -27,7 +29,7 @@ class StoreWatch:
     def __init__(self, store: Engine) -> None:
         self._store = store
         self._found: StoreHealth | None = None
-        self._began: float | None = None
+        self._silent = False
         self._wanted = trio.Event()
         self._looked = trio.Event()
 
@@ -44,7 +46,7 @@ class StoreWatch:
         known = self._store.health
         if not known.writable:
             return known
-        if self._began is not None and trio.current_time() >= self._began + SILENT_S:
+        if self._silent:
             return attrs.evolve(known, writable=False, reason=Reason.STALLED)
         if self._found is not None and not self._found.writable:
             return self._found
@@ -61,12 +63,18 @@ class StoreWatch:
 
     async def _keep_looking(self) -> None:
         while True:
-            self._began, self._wanted = trio.current_time(), trio.Event()
-            try:
+            self._wanted = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lose_patience)
                 self._found = await self._store.probe()
-            finally:
-                self._began = None
+                nursery.cancel_scope.cancel()
+            self._silent = False
             looked, self._looked = self._looked, trio.Event()
             looked.set()
             with trio.move_on_after(LOOK_EVERY_S if self.health().writable else LOOK_AGAIN_S):
                 await self._wanted.wait()
+
+    async def _lose_patience(self) -> None:
+        for _ in range(STEPS):
+            await trio.sleep(SILENT_S / STEPS)
+        self._silent = True

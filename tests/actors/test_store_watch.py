@@ -77,6 +77,16 @@ async def test_a_store_that_does_not_answer_a_look_is_stalled_before_the_look_en
     async with watching(store) as watched:
         await trio.sleep(SILENT_S / 2)
         assert watched.health().writable
-        await trio.sleep(SILENT_S / 2)
+        await trio.sleep(SILENT_S)
         known = watched.health()
         assert (known.writable, known.reason) == (False, Reason.STALLED)
+
+
+async def test_a_node_that_does_not_get_the_processor_blames_no_store(autojump_clock: MockClock) -> None:
+    store = Store(after=SILENT_S / 2)
+    async with watching(store) as watched:
+        await trio.sleep(SILENT_S / 4)
+        autojump_clock.jump(3 * SILENT_S)
+        assert watched.health().writable
+        await trio.sleep(LOOK_EVERY_S)
+        assert watched.health().writable
