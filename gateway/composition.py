@@ -24,7 +24,7 @@ from gateway.actors.findings import Findings
 from gateway.actors.idempotency import idempotency
 from gateway.actors.leases import Leases
 from gateway.actors.ledger import Posted, ledger
-from gateway.actors.operations import Limits, Surroundings, operations
+from gateway.actors.operations import Limits, Room, Surroundings, operations
 from gateway.actors.operations.actor import Message as OperationsMessage
 from gateway.actors.probe_history import ProbeHistory
 from gateway.actors.prober import Message as ProberMessage
@@ -190,6 +190,7 @@ async def start_actors(
     around = attrs.evolve(around, posted=partial(_tell, ledger_ref, Posted()))
     payment = configuration.payment
     limits = Limits(unsettled_per_payer=payment.max_unsettled_per_payer, unsettled=payment.max_unsettled)
+    room = Room()
     operations_ref = await start(
         "operations",
         partial(
@@ -200,6 +201,7 @@ async def start_actors(
             limits=limits,
             head=lambda: path.head,
             hold=leases.hold,
+            room=room,
         ),
     )
     node = Node(
@@ -222,6 +224,7 @@ async def start_actors(
             tuple(
                 each for each in (key_names, quota_ref, ledger_ref, settlement_ref, operations_ref) if each is not None
             ),
+            room.full,
         ),
     )
     return Parts(clock, node, table, models, signer, proofs, prober_ref, path, operations_ref, runs, watched)

@@ -249,7 +249,7 @@ def _models_page(configuration: Configuration, parts: Parts) -> ModelsPage:
         return Selling(
             base_url=configuration.base_url,
             terms=parts.node.terms,
-            settlement=parts.path.closed,
+            settlement=parts.path.closed or parts.node.means.closed,
             free_per_minute=configuration.quota.free_ai,
             margin_percent=configuration.ai.margin_percent,
         )

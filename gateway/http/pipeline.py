@@ -242,7 +242,7 @@ class Pipeline:
 
     def _admit(self, call: Call, known: keys.Known) -> None:
         """Refuse what cannot be claimed, run or settled now, before anything is quoted; a kept result need not run."""
-        self.node.means.admit()
+        self.node.means.admit("paid" if call.asked.sold and not known.paid else "free")
         earlier = known.operation if isinstance(known.operation, ops.Earlier) else None
         if earlier is None or earlier.sealed_output is None:
             self.node.families[self.operation.family].admit(self.operation.id, call.asked.valid.request)
@@ -300,7 +300,7 @@ class Pipeline:
 
         It costs one of the caller's `unpaid_quotes`, unless its payment cost it an attempt already.
         """
-        self.node.means.admit()
+        self.node.means.admit("paid")
         self._admit_payment()
         quoting = self._quoting()
         problem = self.operation.check(call.asked.valid.request)

@@ -21,7 +21,7 @@ from eth_hash.auto import keccak
 
 from gateway.actors.idempotency import idempotency
 from gateway.actors.ledger import Posted, ledger
-from gateway.actors.operations import Limits, Surroundings, operations
+from gateway.actors.operations import Limits, Room, Surroundings, operations
 from gateway.actors.quota import Policy, quota
 from gateway.actors.runtime import Inbox, Letter, Runtime, open_runtime
 from gateway.actors.settlement import (
@@ -46,6 +46,7 @@ from gateway.actors.settlement import (
 from gateway.actors.store import Engine, open_sqlite
 from gateway.errors import GatewayError
 from gateway.http import problems
+from gateway.http.means import Means
 from gateway.http.mpp import nonces
 from gateway.http.pipeline import Incoming, Node, Pipeline
 from gateway.http.request_headers import CallerAddress
@@ -274,6 +275,7 @@ async def open_shop(
     proxies: tuple[str, ...] = (),
     settle_wait_s: float = 15.0,
     capacity: int = 1024,
+    most: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[Shop]:
     """Open a shop over the store in `directory`."""
     search, bank, clock = Search(), Bank(), Clock()
@@ -302,6 +304,7 @@ async def open_shop(
             verify_timeout_s=5,
             settle_timeout_s=5,
         )
+        room = Room()
         desk = await start(
             "operations",
             partial(
@@ -309,8 +312,9 @@ async def open_shop(
                 around=around,
                 table=table,
                 structure=structure,
-                limits=Limits(),
+                limits=most,
                 head=lambda: bank.path.head,
+                room=room,
             ),
         )
         node = Node(
@@ -328,6 +332,7 @@ async def open_shop(
             settlement=settlement,
             clock_ms=clock,
             clock_skew=lambda: clock.skew_ms,
+            means=Means(room=room.full),
         )
         pipelines = {each.id: Pipeline.of(each, node) for each in table.values()}
         yield Shop(runtime, store, node, search, bank, clock, signer, table, pipelines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -11,10 +12,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from gateway.actors.operations import Limits
 from gateway.actors.runtime import Ask, Inbox, Restart, open_runtime
 from gateway.actors.settlement import Verdict
 from gateway.actors.store import SILENCES, UNAVAILABLE, Reason, StoreHealth
-from gateway.errors import CapacityExhausted, StoreUnavailable
+from gateway.errors import CapacityExhausted, ExposureLimit, StoreUnavailable
 from gateway.http.means import Means
 from gateway.http.pipeline import Pipeline
 from tests.http.shop import OTHER_PAYER, PAYER, Answer, Shop, open_shop
@@ -145,6 +147,33 @@ async def test_a_refusal_for_a_closed_settlement_path_carries_no_challenge_eithe
         assert (answer.status, answer.code, answer.challenged) == (503, "settlement_unavailable", False)
 
 
+async def test_a_node_whose_operations_are_all_taken_quotes_nothing_until_one_ends(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, most=Limits(operations=1)) as shop, trio.open_nursery() as nursery:
+        shop.search.hold()
+        nursery.start_soon(partial(shop.post, "search.free", key=OTHER_KEY))
+        await shop.search.begun.wait()
+        for refused in (await shop.post(key=KEY), await shop.post("search.free", key=KEY)):
+            assert (refused.status, refused.code, refused.challenged) == (503, "capacity_exhausted", False)
+            assert refused.json["retryable"]
+        shop.search.gate.set()
+        await wait_all_tasks_blocked()
+        while (answer := await shop.post(key=KEY)).code != "payment_required":  # noqa: ASYNC110 - nothing tells of it
+            await trio.sleep(0.01)
+        assert answer.challenged
+
+
+async def test_a_node_with_too_much_unsettled_quotes_nothing_and_serves_what_is_free(tmp_path: Path) -> None:
+    async with open_shop(tmp_path, most=Limits(unsettled=6000)) as shop, trio.open_nursery() as nursery:
+        quoted = await shop.post(key=OTHER_KEY)
+        shop.search.hold()
+        nursery.start_soon(partial(shop.post, key=OTHER_KEY, headers=PAYER.x402(quoted)))
+        await shop.search.begun.wait()
+        refused = await shop.post(key=KEY)
+        assert (refused.status, refused.code, refused.challenged) == (503, "exposure_limit", False)
+        shop.search.gate.set()
+        assert (await shop.post("search.free", key=KEY)).status == 200
+
+
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -153,20 +182,29 @@ def test_every_reason_of_the_store_is_told(reason: Reason) -> None:
     store = Store()
     store.fails(reason)
     with pytest.raises(StoreUnavailable) as caught:
-        Means(store.health).admit()
+        Means(store.health).admit("paid")
     assert caught.value.extra == {"reason": UNAVAILABLE if reason in SILENCES else reason.value}
     assert caught.value.detail.endswith("; nothing was begun.")
 
 
 def test_a_store_that_tells_no_reason_is_unwritable() -> None:
     with pytest.raises(StoreUnavailable) as caught:
-        Means(lambda: StoreHealth(writable=False, reason=None, since=0)).admit()
+        Means(lambda: StoreHealth(writable=False, reason=None, since=0)).admit("paid")
     assert caught.value.extra == {"reason": "unwritable"}
 
 
+def test_the_word_for_what_is_missing_is_that_of_the_refusal() -> None:
+    store = Store()
+    means = Means(store.health)
+    assert means.closed is None
+    store.fails()
+    assert means.closed == "disk_full"
+    assert Means(room=lambda _: ExposureLimit()).closed == "exposure_limit"
+
+
 def test_where_nothing_is_known_nothing_is_refused() -> None:
-    Means().admit()
-    Means(lambda: WELL).admit()
+    Means().admit("paid")
+    Means(lambda: WELL).admit("paid")
 
 
 class Work(Ask[int]):
@@ -187,17 +225,17 @@ async def test_an_actor_that_crashed_is_waited_for_and_not_sold_from(autojump_cl
     async with open_runtime() as runtime:
         ref = await runtime.start("operations", body, restart=Restart(first=1.0))
         means = Means(lambda: WELL, (ref,))
-        means.admit()
+        means.admit("paid")
         await ref.ask(Work())
         await wait_all_tasks_blocked()
         with pytest.raises(StoreUnavailable) as caught:
-            means.admit()
+            means.admit("paid")
         assert caught.value.extra == {"reason": "restarting"}
         await trio.sleep(2)
-        means.admit()
+        means.admit("paid")
     assert lives == 2
     with pytest.raises(StoreUnavailable) as caught:
-        means.admit()
+        means.admit("paid")
     assert caught.value.extra == {"reason": "stopped"}
 
 
@@ -214,11 +252,11 @@ async def test_an_actor_whose_mailbox_is_full_is_not_sold_from(autojump_clock: M
         ref = await runtime.start("operations", body, capacity=2)
         means = Means(lambda: WELL, (ref,))
         ref.tell(Work())
-        means.admit()
+        means.admit("paid")
         ref.tell(Work())
         with pytest.raises(CapacityExhausted) as caught:
-            means.admit()
+            means.admit("paid")
         assert caught.value.extra == {"reason": "overloaded"}
         reading.set()
         await wait_all_tasks_blocked()
-        means.admit()
+        means.admit("paid")

@@ -1,7 +1,7 @@
 """Operations: from a claim to a receipt, exactly once, whatever crashes in between."""
 
 from gateway.actors.operations.actor import operations
-from gateway.actors.operations.exposure import Limits
+from gateway.actors.operations.exposure import Funding, Limits, Room
 from gateway.actors.operations.in_hand import Surroundings
 from gateway.actors.operations.life import Effect, Event, Impossible, State, decide
 from gateway.actors.operations.order import (
@@ -24,6 +24,7 @@ __all__ = [
     "Ended",
     "Event",
     "Exposure",
+    "Funding",
     "Impossible",
     "Join",
     "Leave",
@@ -31,6 +32,7 @@ __all__ = [
     "Order",
     "Overtaken",
     "Resolve",
+    "Room",
     "State",
     "Submit",
     "Surroundings",

@@ -18,7 +18,7 @@ from ulid import ULID
 from gateway.actors.leases import Held, Hold, alone
 from gateway.actors.operations.claiming import claim
 from gateway.actors.operations.duties import attempt, keep_up, within
-from gateway.actors.operations.exposure import Limits, Unsettled, elsewhere, of_payer, open_here
+from gateway.actors.operations.exposure import Funding, Limits, Room, Unsettled, elsewhere, of_payer, open_here
 from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, ending
 from gateway.actors.operations.left_over import RECONCILE_EVERY_S, TAKE_OVER_EVERY_S, LeftOver, Structure
 from gateway.actors.operations.life import Event, State
@@ -33,6 +33,7 @@ from gateway.actors.operations.waiting import own
 from gateway.actors.runtime import Inbox, Letter
 from gateway.errors import (
     CapacityExhausted,
+    ExposureLimit,
     GatewayError,
     IdempotencyKeyReused,
     InternalError,
@@ -132,16 +133,25 @@ class Desk:
 
     def admit(self, order: Order) -> None:
         """Refuse what would go over a limit; nothing has been claimed then."""
-        limits, open_now = self.unsettled.limits, len(self.lives) + len(self.claims)
         if order.payment is not None:
             self.unsettled.admit(order.payment)
+        full = self.full("free" if order.payment is None else "paid")
+        if full is not None:
+            raise full
+
+    def full(self, funding: Funding) -> GatewayError | None:
+        """Return what any order of this funding would be refused with now; None where there is room."""
+        limits, open_now = self.unsettled.limits, len(self.lives) + len(self.claims)
+        if funding == "paid" and self.unsettled.left <= 0:
+            return ExposureLimit("too much is unsettled")
         if open_now < min(limits.operations, limits.settling):
-            return
+            return None
         settling = sum(life.may_have_settled for life in self.lives.values())
         if open_now - settling >= limits.operations:
-            raise CapacityExhausted("too many operations are open", retry_after=RETRY_AFTER_S)
-        if order.payment is not None and settling >= limits.settling:
-            raise CapacityExhausted("too many settlements are open", retry_after=RETRY_AFTER_S)
+            return CapacityExhausted("too many operations are open")
+        if funding == "paid" and settling >= limits.settling:
+            return CapacityExhausted("too many settlements are open")
+        return None
 
     async def claim(self, operation_id: str) -> None:
         """Claim an order durably and live it; everyone who came for it meanwhile waits with it."""
@@ -381,8 +391,12 @@ async def operations(
     limits: Limits,
     head: Callable[[], int | None],
     hold: Hold = alone,
+    room: Room | None = None,
 ) -> None:
-    """Serve orders until the mailbox closes, then let what runs come to an end or to its next durable state."""
+    """Serve orders until the mailbox closes, then let what runs come to an end or to its next durable state.
+
+    `room` tells others whether there is any.
+    """
     around = attrs.evolve(around, reservations=Reservations(), pace=Pace())
     async with trio.open_nursery() as nursery:
         unsettled = Unsettled(limits, around.reservations)
@@ -397,6 +411,8 @@ async def operations(
         nursery.start_soon(keep_up, around.draining, RECONCILE_EVERY_S, desk.count_left_over)
         watching = trio.CancelScope()
         nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
+        if room is not None:
+            room.look = desk.full
         inbox.ready(at_once=desk.serve)
         async for letter in inbox:
             desk.serve(letter)

@@ -8,17 +8,16 @@ before it is verified.  The total may be exceeded by what the other nodes admit 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Literal
 
 import attrs
 
 from gateway.actors.operations.reservations import Due, Reservations
 from gateway.actors.payment import PUBLIC_COLUMNS, Payment
 from gateway.actors.store import NodeStore
-from gateway.errors import ExposureLimit
-
-RETRY_AFTER_S = 2.0
+from gateway.errors import ExposureLimit, GatewayError
 
 
 @attrs.frozen
@@ -36,6 +35,20 @@ class Limits:
     settling: int = 2048
     unsettled_per_payer: int = 5_000_000
     unsettled: int = 100_000_000
+
+
+Funding = Literal["free", "paid"]
+
+
+@attrs.define(eq=False)
+class Room:
+    """Whether the operations actor has room for another order.  Read by anyone in the loop, `look` set by the actor."""
+
+    look: Callable[[Funding], GatewayError | None] | None = None
+
+    def full(self, funding: Funding) -> GatewayError | None:
+        """Return what any order of this funding would be refused with now; None where there is room."""
+        return None if self.look is None else self.look(funding)
 
 
 @attrs.frozen
@@ -69,14 +82,17 @@ class Unsettled:
         of_payer = self._by_payer.get(payer, 0) + self.elsewhere.get(payer, 0)
         if of_payer + payment.amount > self.limits.unsettled_per_payer:
             raise self.too_much()
-        if self.total + sum(self.elsewhere.values()) + payment.amount > self.limits.unsettled:
-            raise ExposureLimit("too much is unsettled", retry_after=RETRY_AFTER_S)
+        if self.left - payment.amount < 0:
+            raise ExposureLimit("too much is unsettled")
+
+    @property
+    def left(self) -> int:
+        """How much more may be unsettled of all payers together."""
+        return self.limits.unsettled - self.total - sum(self.elsewhere.values())
 
     def too_much(self, operation_id: str | None = None) -> ExposureLimit:
         """Return what a payer is told that is over its limit."""
-        return ExposureLimit(
-            "too much of this payer is unsettled", operation_id=operation_id, retry_after=RETRY_AFTER_S
-        )
+        return ExposureLimit("too much of this payer is unsettled", operation_id=operation_id)
 
     def add(self, operation_id: str, payment: Payment | None) -> None:
         """Count an operation's payment as unsettled."""

@@ -38,7 +38,7 @@ class Selling:
     Attributes:
         base_url: public origin of the node, without a slash at the end.
         terms: how it is paid; None where payments are not configured.
-        settlement: the machine word for why no payment can be settled now; None while one can.
+        settlement: the machine word for why nothing can be claimed or settled now; None while it can.
         free_per_minute: free AI calls a minute and caller.
         margin_percent: of the catalog's rates, what `ai.execute` is sold at.
     """
