@@ -250,11 +250,11 @@ async def _look_for_unknown(configuration: Configuration, store: StoreInReading,
         )
     except ChainUnavailable as reason:
         raise Stop(UNREACHABLE, f"the chain cannot be read ({reason}); check [payment] rpc_urls") from reason
-    chain_id, asset = int(payment.network.partition(":")[2]), payment.asset.lower()
-    named = [
-        {"chain_id": chain_id, "asset": asset, "authorizer": each.authorizer, "nonce": each.nonce} for each in found
-    ]
-    bound = store.read([(BOUND, each) for each in named])
+    of_chain: dict[str, Value] = {
+        "chain_id": int(payment.network.partition(":")[2]),
+        "asset": payment.asset.lower(),
+    }
+    bound = store.read([(BOUND, of_chain | {"authorizer": each.authorizer, "nonce": each.nonce}) for each in found])
     books.unknown = [each for each, operation in zip(found, bound, strict=True) if not operation]
 
 
