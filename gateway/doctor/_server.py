@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 
 from gateway.actors.clock import MOST_APART_MS as STANDS_ASIDE_MS
-from gateway.actors.store import StoreRefused, moves, schema
+from gateway.actors.store import Reason, StoreRefused, moves, schema
+from gateway.actors.store.postgresql_failures import remedy
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.config import Configuration, ConfigurationError
 from gateway.doctor._check import Check, failed, fine, note
@@ -52,6 +53,7 @@ def server(configuration: Configuration) -> Examined:
         writable(seen),
         connections(seen, settings.readers),
         clock(seen),
+        *sessions(seen),
     ]
     known = known_keys(seen.facts)
     checks += keys(configuration.keys_dir, known, fresh=not known)
@@ -175,6 +177,13 @@ def clock(seen: Seen) -> Check:
         so = f"nodes go by the store's clock; one that is {STANDS_ASIDE_MS // 1000} s from it stands aside"
         return note(name, apart, so, fix)
     return fine(name, f"{abs(seen.ahead_ms)} ms from this machine's")
+
+
+def sessions(seen: Seen) -> list[Check]:
+    """Check that a connection is a session of its own."""
+    if not seen.pooled:
+        return []
+    return [failed("store sessions", Reason.POOLED.story, START, remedy(Reason.POOLED))]
 
 
 def terms(configuration: Configuration, seen: Seen, alive: frozenset[str]) -> list[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 import psycopg
 
+from gateway.actors.store.postgresql_pooling import LOOK, RESET, SERVED_BY, TRIES, set_to
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_sql import CLOCK_NOW
 from gateway.reading_server import connection_to
@@ -58,6 +60,7 @@ class Seen:
     clients: tuple[int, int, int] = (0, 0, 0)
     ahead_ms: int = 0
     facts: Sequence[Row] = ()
+    pooled: bool = False
 
     @property
     def local(self) -> bool:
@@ -93,7 +96,22 @@ def look(settings: PostgresqlSettings, node: str) -> Seen:
             clients=clients if len(clients) == 3 else (0, 0, 0),
             ahead_ms=now[0] - here_ms if now else 0,
             facts=_ask(connection, SELECT_KNOWN),
+            pooled=_pooled(connection, settings),
         )
+
+
+def _pooled(connection: Connection, settings: PostgresqlSettings) -> bool:
+    """Return True if another connection has this one's session (`gateway.actors.store.postgresql_pooling`)."""
+    if _numbers(_ask(connection, SERVED_BY)) in {(), (connection.info.backend_pid,)}:
+        return False
+    for _ in range(TRIES):
+        token = secrets.token_hex(8)
+        _ask(connection, set_to(token))
+        with connection_to(settings) as other:
+            if _ask(other, LOOK) == [(token,)]:
+                _ask(other, RESET)
+                return True
+    return False
 
 
 def _ask(connection: Connection, sql: str, *parameters: str) -> list[Row]:

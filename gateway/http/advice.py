@@ -69,6 +69,7 @@ PASSING = frozenset(
         "store_permission_denied",
         "store_schema_missing",
         "store_refused",
+        "store_pooled",
         "tls_failed",
         "unwritable",
         "clock_skew",  # a time service sets a clock right within minutes

@@ -97,8 +97,9 @@ async def test_a_node_that_is_paid_to_another_address_than_a_live_one_fails(
 ) -> None:
     def paid(name: str, pay_to: str) -> Configuration:
         plain = configured(tmp_path / name, postgresql_url, name=name)
-        ways = {"facilitator_url": "http://127.0.0.1:1", "rpc_urls": ("http://127.0.0.1:1",)}
-        return attrs.evolve(plain, payment=attrs.evolve(plain.payment, pay_to=pay_to, **ways))
+        place = "http://127.0.0.1:1"
+        payment = attrs.evolve(plain.payment, pay_to=pay_to, facilitator_url=place, rpc_urls=(place,))
+        return attrs.evolve(plain, payment=payment)
 
     there = paid("node-2", "0x" + "ab" * 20)
     async with open_runtime() as runtime, open_engine(runtime, there) as store:

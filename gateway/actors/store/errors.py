@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     SHUTTING_DOWN = "shutting_down"
     LOGIN_REFUSED = "store_login_refused"
     TLS_FAILED = "tls_failed"
+    POOLED = "store_pooled"
     DATABASE_MISSING = "store_database_missing"
     PERMISSION_DENIED = "store_permission_denied"
     SCHEMA_MISSING = "store_schema_missing"
@@ -71,6 +72,7 @@ _STORIES = {
     Reason.SHUTTING_DOWN: "the server of the store is shutting down",
     Reason.LOGIN_REFUSED: "the server of the store does not let this node in",
     Reason.TLS_FAILED: "the store's server does not prove who it is as sslmode and sslrootcert ask",
+    Reason.POOLED: "the connection pooler before the store's server (PgBouncer?) does not keep sessions",
     Reason.DATABASE_MISSING: "the server of the store has no such database",
     Reason.PERMISSION_DENIED: "the store does not permit this node what it does",
     Reason.SCHEMA_MISSING: "tables of the store are missing, or are not those of this release",

@@ -31,6 +31,7 @@ from gateway.actors.store.postgresql_lookups import LookUps
 from gateway.actors.store.postgresql_membership import Member, Rejected
 from gateway.actors.store.postgresql_migrations import migrated, require_usable
 from gateway.actors.store.postgresql_pool import Pool, Unavailable
+from gateway.actors.store.postgresql_pooling import require_session
 from gateway.actors.store.postgresql_settings import PostgresqlSettings
 from gateway.actors.store.postgresql_writer import Asked, Result, Writer
 from gateway.actors.store.protocol import Membership, Row, Statement, StoreHealth, Value, checked
@@ -107,6 +108,7 @@ async def _opened(
     connection: Connection | None = None
     try:
         connection = await road.connect()
+        await require_session(connection, road, where, within=settings.connect_timeout_s)
         await require_usable(connection, where)
         await migrated(connection, ours, where, migrate=migrate)
         await member.join(connection, where)
@@ -218,7 +220,7 @@ class PostgresqlStore:
         else:
             for name, lacks in (map(str, row) for row in found[0]):
                 reason = Reason.SCHEMA_MISSING if lacks == "missing" else Reason.PERMISSION_DENIED
-                self._actor.pulse.refused(StatementFailed(None, f"table {name} is {lacks}", reason))
+                self._actor.pulse.refused(StatementFailed(None, f"table {name!s} is {lacks!s}", reason))
         self._looked = trio.current_time()
 
     async def _ask(self, step: tuple[Statement, ...], within: float) -> list[list[Row]]:

@@ -22,6 +22,8 @@ OF_STALE_PLANS = frozenset({"0A000", "26000"})
 """What the server says of a statement that was prepared earlier: it may be stale."""
 
 DISCONNECTED = "08006"
+POOLER = "POOL"
+"""No code of the server's either: a pooler before it takes no settings of a session."""
 UNTRUSTED = "TLS"
 """No code of the server's: the client's end does not trust it."""
 
@@ -40,6 +42,7 @@ _REASONS = {
     "57P04": Reason.DATABASE_MISSING,
     "57P05": Reason.STALLED,
     UNTRUSTED: Reason.TLS_FAILED,
+    POOLER: Reason.POOLED,
     "XX001": Reason.CORRUPT,
     "XX002": Reason.CORRUPT,
 }
@@ -62,6 +65,7 @@ _WORDS = (
         re.compile(r"too many (?:clients|connections)|remaining connection slots|connection limit", re.IGNORECASE),
         "53300",
     ),
+    (re.compile(r"unsupported startup parameter", re.IGNORECASE), POOLER),
     (re.compile(r"starting up|in recovery mode|not (?:yet )?accepting connections", re.IGNORECASE), "57P03"),
     (re.compile(r"shutting down|administrator command", re.IGNORECASE), "57P01"),
     (re.compile(r"database .* does not exist", re.IGNORECASE), "3D000"),
@@ -90,6 +94,8 @@ _REMEDIES = {
     Reason.LOGIN_REFUSED: "Correct the user and the password of [store], or the server's pg_hba.conf",
     Reason.TLS_FAILED: "In [store] url, let sslrootcert name the certificate of the server's authority, "
     "and the host be one that the server's certificate names (sslmode=verify-full)",
+    Reason.POOLED: "Name the server itself in [store] url, or in pgbouncer.ini set pool_mode = session and "
+    "ignore_startup_parameters = options",
     Reason.DATABASE_MISSING: "Correct the database in [store] url, or restore it from its backup",
     Reason.PERMISSION_DENIED: "Give the node's role back what it may do (GRANT): it owns its tables",
     Reason.SCHEMA_MISSING: "Restore the database from its backup, or run `gateway migrate` on an empty one",

@@ -186,6 +186,6 @@ async def _told(url: str, updates: int) -> bool:
 async def _updates(url: str) -> tuple[int, int]:
     """Updates of operations, and how many of them were HOT."""
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'operations'"
-    ((row,),) = ((await run_at(url, counts)),)
-    ((updated, hot),) = row if isinstance(row, list) else [row]
+    ((row,),) = [await run_at(url, counts)]
+    ((updated, hot),) = row
     return int(updated or 0), int(hot or 0)

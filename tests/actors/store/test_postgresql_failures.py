@@ -64,6 +64,7 @@ def test_a_code_has_the_reason_that_operators_know(code: str, reason: Reason | N
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "node", SSL off', Reason.LOGIN_REFUSED),
         ('FATAL:  certificate authentication failed for user "node"', Reason.LOGIN_REFUSED),
         ("SSL SYSCALL error: EOF detected", Reason.UNREACHABLE),
+        ("FATAL:  unsupported startup parameter: options", Reason.POOLED),
         ("session is read-only", Reason.READ_ONLY),
         ("server closed the connection unexpectedly", Reason.UNREACHABLE),
     ],
