@@ -5,10 +5,11 @@ They say why, charge nobody, and sell again by themselves seconds after it is as
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import httpx
@@ -21,7 +22,7 @@ from gateway.world.world import World
 from tests.reliability.forge import Forge
 from tests.reliability.pair import Pair
 from tests.world.scenarios.node_process import NodeProcess
-from tests.world.scenarios.purchase import Calls, carries_challenge
+from tests.world.scenarios.purchase import Calls, Shop, carries_challenge
 
 pytestmark = [
     pytest.mark.world,
@@ -59,7 +60,7 @@ async def kept(
     forge: Forge,
     tmp_path: Path,
     killable_postgresql: PostgresqlServer,
-) -> Any:
+) -> AsyncIterator[Kept]:
     server, name = killable_postgresql, "kept"
     with psycopg.connect(server.url(), autocommit=True) as administrator:
         administrator.execute(f"CREATE ROLE {ROLE} LOGIN".encode())
@@ -163,3 +164,51 @@ async def test_tables_that_are_gone_for_seconds_stop_no_node_for_longer(kept: Ke
         lambda: kept.run("ALTER TABLE away RENAME TO operations"),
         "store_schema_missing",
     )
+
+
+# -- the one node of a file --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def table_away(path: Path) -> Iterator[None]:
+    """Rename a table of the file for the length of a block, as a hand that repairs it might."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as other:
+        other.execute("ALTER TABLE operations RENAME TO away")
+        yield
+        other.execute("ALTER TABLE away RENAME TO operations")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file's write lock for the length of a block, as a backup tool might."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(("trouble", "reason"), [(table_away, "store_schema_missing"), (locked, "locked")])
+async def test_a_file_that_refuses_for_seconds_stops_its_node_for_no_longer(
+    forged: Callable[..., NodeProcess],
+    world: World,
+    customer: httpx.AsyncClient,
+    trouble: Callable[[Path], AbstractContextManager[None]],
+    reason: str,
+) -> None:
+    node = forged()
+    await trio.to_thread.run_sync(node.start)
+    shop, pid = Shop(customer, node.url, world), node.pid
+    order = await shop.order(world.payers[5])
+    before = len(await shop.transfers())
+    with trouble(node.data_dir / "gateway.db"):
+        until = time.monotonic() + REFUSED_S
+        await until_told(node, reason)
+        answer = await shop.send(order)
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable"), answer.text
+        assert not carries_challenge(answer)
+        await trio.sleep(max(0.0, until - time.monotonic()))
+    with trio.fail_after(BACK_S):
+        await trio.to_thread.run_sync(node.wait_ready)
+        await shop.until_served(order)
+    assert len(await shop.transfers()) == before + 1
+    assert (node.pid, node.returncode) == (pid, None)
