@@ -160,10 +160,10 @@ async def test_a_minute_of_slow_clients_of_every_kind_stops_nothing(node: NodePr
                     elif kind == "upload":
                         await stream.send_all(head(EXECUTE, LARGE) + b" " * chance.randint(0, 2**20))
                     elif kind == "reader":
-                        await stream.send_all(b"GET /v1/models HTTP/1.1\r\nHost: node\r\n\r\n" * 3)
+                        await stream.send_all(b"GET /v1/models HTTP/1.1\r\nHost: node\r\n\r\n")
                     if kind != "leaver":
                         await trio.sleep(chance.uniform(0.1, 20))
-            await trio.sleep(chance.uniform(0, 0.5))
+            await trio.sleep(chance.uniform(0, 4))  # a flood of requests would be another matter
 
     async with trio.open_nursery() as nursery:
         for _ in range(1400):
