@@ -60,7 +60,7 @@ def open_files(limit: int, connections: int) -> Check:
         return note(
             "open files",
             f"the limit is {limit} and [node] max_connections is {connections}",
-            "the last connections wait until others end",
+            "the node serves no more than half as many connections at once",
             f"ulimit -n {wanted} (systemd: LimitNOFILE={wanted}), or lower max_connections",
         )
     return fine("open files", f"the limit is {'none' if limit == resource.RLIM_INFINITY else limit}")

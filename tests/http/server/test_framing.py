@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -371,3 +373,31 @@ async def test_a_flood_of_tiny_chunks_is_refused_however_it_arrives() -> None:
     for pieces in ([b"1\r\nx\r\n"], [b"1\r\n", b"x\r\n"], [b"1\r\nx", b"\r\n"]):
         heard = await hear([POST.replace(b"echo", b"upload") + b"Transfer-Encoding: chunked\r\n\r\n", *pieces * 1200])
         assert heard.statuses == [400]
+
+
+NOISE = [b"\r\n", b"\n", b"\r", b"\r\r\n", b" ", b"\t", b"\x00", b":", b",", b";", b"0", b"#", b"//", b"\x7f", b"\xff"]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(4, 100))]
+)
+async def test_any_bytes_mean_the_same_however_they_arrive(seed: int) -> None:
+    chance = random.Random(seed)
+    forms = [*REFUSED.values(), *(data for data, _ in SERVED.values())]
+    forms = [form for form in forms if len(form) < 500]
+    for _ in range(40):
+        data = bytearray(b"".join(chance.choices(forms, k=chance.randint(1, 3))))
+        for _ in range(chance.randint(0, 3)):
+            at = chance.randrange(len(data))
+            match chance.randrange(3):
+                case 0:
+                    data[at:at] = chance.choice(NOISE)
+                case 1:
+                    del data[at : at + chance.randint(1, 4)]
+                case _:
+                    data[at] = chance.randrange(256)
+        whole = await hear([bytes(data)])
+        for _ in range(4):
+            cuts = sorted(chance.choices(range(len(data)), k=chance.randint(1, 30)))
+            pieces = [bytes(data[start:end]) for start, end in pairwise([0, *cuts, len(data)]) if end > start]
+            assert await hear(pieces) == whole, (bytes(data), pieces)
