@@ -24,6 +24,8 @@ from gateway.registry.http_call import AnswerTooLarge, UpstreamBroken, UpstreamF
 
 READ_BYTES = 64 * 1024
 LONGEST_HEAD = 100 * 1024
+MOST_MEMBERS = 1024
+"""Parts of one compressed body that are read: making ready for each costs more than its bytes."""
 ALONG_WITH_ITS_HEAD = 64 * 1024
 """Bodies up to this size leave together with their head."""
 
@@ -193,6 +195,7 @@ class Body:
     max_bytes: int
     _content: bytearray = attrs.field(factory=bytearray, init=False)
     _gzip: Any = attrs.field(default=None, init=False)
+    _members: int = attrs.field(default=1, init=False)
     _begun: bool = attrs.field(default=False, init=False)
     _unreadable: UpstreamFailed | None = attrs.field(default=None, init=False)
 
@@ -211,11 +214,26 @@ class Body:
         self._begun = True
         room = self.max_bytes - len(self._content)
         try:
-            self._content += chunk if self._gzip is None else self._gzip.decompress(chunk, room + 1)
+            self._content += chunk if self._gzip is None else self._unzipped(chunk, room + 1)
         except zlib.error as error:
             raise UpstreamBroken(f"{self.target}: not gzip") from error
         if len(self._content) > self.max_bytes:
             raise AnswerTooLarge(f"{self.target}: over {self.max_bytes} bytes")
+
+    def _unzipped(self, chunk: bytes | bytearray, room: int) -> bytes:
+        """Take the compression off; a gzip file may have several members, one after the other (RFC 1952, 2.2)."""
+        content = b""
+        while chunk and len(content) < room:
+            if self._gzip.eof:
+                if not chunk.strip(b"\0"):
+                    break  # padding
+                self._members += 1
+                if self._members > MOST_MEMBERS:
+                    raise UpstreamBroken(f"{self.target}: a compressed body in more than {MOST_MEMBERS} parts")
+                self._gzip = zlib.decompressobj(wbits=31)
+            content += self._gzip.decompress(chunk, room - len(content))
+            chunk = self._gzip.unused_data
+        return content
 
     def whole(self) -> bytes:
         """Return the body once it has ended; raises `UpstreamFailed`."""

@@ -101,6 +101,7 @@ PASSING = frozenset(
         "worker_failed",
         "empty_choices",  # OpenRouter's sign of a provider that is still warming up
         "wrong_model",
+        "limit_ignored",
         "busy",
         "no_slot",
         "node_overloaded",
@@ -145,6 +146,7 @@ OF_THE_REQUEST = frozenset(
         "context_length_exceeded",
         "empty_content",
         "flagged_input",
+        "no_text",
         "not_json",
         "prompt_over_rate",
         "tool_call",

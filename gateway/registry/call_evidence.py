@@ -49,6 +49,7 @@ WEIGHTS: Mapping[str, Weight] = MappingProxyType(
                 "deadline",
                 "flagged_input",
                 "no_slot",
+                "no_text",
                 "node_overloaded",
                 "not_json",
                 "prompt_over_rate",
@@ -72,7 +73,7 @@ WEIGHTS: Mapping[str, Weight] = MappingProxyType(
             ),
             Weight.DOUBT,
         ),
-        "connection_broken": Weight.FAULT,
+        **dict.fromkeys(("connection_broken", "limit_ignored"), Weight.FAULT),
         **dict.fromkeys(("rate_limited", "route_refused", "unreachable", "wrong_model"), Weight.PROOF),
     }
 )

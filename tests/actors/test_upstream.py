@@ -81,6 +81,22 @@ async def test_a_compressed_body_is_unpacked() -> None:
         assert (await scene.caller(HttpCall("GET", server.url))).content == b"plain" * 100
 
 
+@pytest.mark.parametrize("padding", [b"", bytes(512)])
+async def test_a_compressed_body_may_have_several_members(padding: bytes) -> None:
+    packed = gzip.compress(b"one ") + gzip.compress(b"") + gzip.compress(b"two") + padding
+    said = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    parts = [packed[at : at + 7] for at in range(0, len(packed), 7)]
+    async with serving(sends(said, *parts)) as server, upstreaming() as scene:
+        assert (await scene.caller(HttpCall("GET", server.url))).content == b"one two"
+
+
+@pytest.mark.parametrize("more", [b"garbage", gzip.compress(b"two")[:-4], gzip.compress(b"") * 2000])
+async def test_what_follows_a_member_is_one_or_the_body_is_broken(more: bytes) -> None:
+    packed = gzip.compress(b"one") + more
+    said = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    assert type(await failure(sends(said, packed), timeout_s=5.0)) is UpstreamBroken
+
+
 async def test_a_user_name_in_the_address_becomes_authorization() -> None:
     async with serving(sends(OK)) as server, upstreaming() as scene:
         await scene.caller(HttpCall("GET", server.url.replace("//", "//us%40er:pass@")))

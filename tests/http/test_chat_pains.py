@@ -271,17 +271,17 @@ async def test_7_usage_that_no_provider_told_is_null_and_said_to_be_missing(site
 # -- 8: NVIDIA/OpenShell#2118, theopenco/llmgateway#2811, OmniRoute#4942, a 200 without content ------------------------
 
 
-@pytest.mark.parametrize("content", [None, ""])
-async def test_8_a_text_that_was_cut_before_its_first_word_is_a_result(site: Site, content: str | None) -> None:
-    site.provider.say = always(openai(UPSTREAM, content, finish="length"))
-    choice = (await site.shop.chat()).json()["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
-
-
 @pytest.mark.parametrize(
     "answer",
-    [openai(UPSTREAM, choices=[]), openai(UPSTREAM, None), openai(UPSTREAM, "")],
-    ids=["no choice", "null", "empty"],
+    [
+        openai(UPSTREAM, choices=[]),
+        openai(UPSTREAM, None),
+        openai(UPSTREAM, ""),
+        openai(UPSTREAM, " \n\u200b"),
+        openai(UPSTREAM, None, finish="length"),
+        openai(UPSTREAM, "", finish="content_filter"),
+    ],
+    ids=["no choice", "null", "empty", "invisible", "cut off", "filtered"],
 )
 async def test_8_an_answer_without_anything_is_no_result_and_not_charged(site: Site, answer: Any) -> None:
     site.provider.say = always(answer)

@@ -22,7 +22,7 @@ from gateway.registry.call_evidence import (
 
 TABLE = {
     Weight.NOTHING: {
-        *("answer_lost", "budget_not_reserved", "busy", "context_length_exceeded", "deadline", "no_slot"),
+        *("answer_lost", "budget_not_reserved", "busy", "context_length_exceeded", "deadline", "no_slot", "no_text"),
         *("node_overloaded", "not_json", "flagged_input", "prompt_over_rate"),
         *("status_400", "status_413", "status_414", "status_422", "status_431"),
     },
@@ -32,7 +32,7 @@ TABLE = {
         *("status_202", "status_204", "status_301", "status_302", "status_307", "status_406", "status_451"),
     },
     Weight.FAULT: {
-        *("connection_broken", "upstream_failed", "crashed", "a_word_that_nobody_knows"),
+        *("connection_broken", "limit_ignored", "upstream_failed", "crashed", "a_word_that_nobody_knows"),
         *("status_403", "status_408", "status_409", "status_418", "status_500", "status_502", "status_503"),
         *("status_504", "status_529"),
     },

@@ -20,6 +20,7 @@ from gateway.errors import (
     UnsupportedParameter,
     Violation,
 )
+from gateway.registry.ai.answer_schema import validator_of
 from gateway.registry.ai.catalog import CATALOG, Catalog, Model
 from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Role, Sampling
 
@@ -370,6 +371,10 @@ def _violations(request: ChatRequest, model: Model) -> Iterator[Violation]:
             yield Violation(f"/messages/{number}/content", "has no text")
     if not request.prompt.messages:
         yield Violation("/messages", "have no text")
+    schema = request.prompt.response_format.schema
+    if schema is not None and validator_of(schema) is None:
+        told = "is no JSON Schema that an answer can be checked against: no other documents, no look-around in patterns"
+        yield Violation("/response_format/json_schema/schema", told)
     most = model.max_output_tokens or USUAL_OUTPUT_TOKENS
     for name, limit in limits.items():
         if limit > most:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -15,19 +16,27 @@ from typing import Any
 import orjson
 
 from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, Completion, FinishReason, ModelFailed, Usage, text_member
+from gateway.registry.ai.answer_schema import validator_of
 from gateway.registry.ai.prompt import Message, Prompt
 from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
+from gateway.registry.upstream_json import read_json
 
 Headers = tuple[tuple[str, str], ...]
 
 ANSWER_BYTES = 4 * 2**20
 PROBE_S = 5.0
 CANARY_S = 30.0
-MOST_TOKENS = 2**50
-"""No upstream counts as many; sums of five such counts are still exact in every JSON reader."""
+MOST_TOKENS = 10**9
+"""No upstream counts as many."""
 LONGEST_RETRY_S = 86_400.0
+
+CUT_OFF = "no_text"
+"""Why an answer that was cut off or filtered before its first word is not sold."""
+INVISIBLE = frozenset({"Zs", "Zl", "Zp", "Cc", "Cf", "Mn"})
+BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and symbols of Unicode that have no form: Hangul fillers, the empty Braille pattern."""
 
 MACHINE_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[_-][A-Za-z0-9]+)*")
 SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}|[-@]\d{8}")
@@ -52,8 +61,8 @@ def json_body(answer: HttpAnswer, key: str) -> dict[str, Any]:
     OpenRouter answers 200 before a provider has begun, so what goes wrong later stands in the body.
     """
     try:
-        value = orjson.loads(answer.content)
-    except orjson.JSONDecodeError:
+        value = read_json(answer.content)
+    except ValueError:
         value = None
     members: dict[str, Any] = value if isinstance(value, dict) else {}
     error = members.get("error")
@@ -124,19 +133,38 @@ def completion(
 ) -> Completion:
     """Return what was answered, if it can be sold; raises `ModelFailed`.
 
-    A model that stopped without a word has answered nothing; one that was cut off (it may have spent its tokens on
-    reasoning) or filtered has.  A JSON mode that ends in no JSON was not honoured.
+    What is left of the text without white space and invisible characters is what is sold: nothing is not.  Nor is a
+    JSON mode that ends in no JSON, or in JSON that breaks the schema, nor an answer over the asked limit of tokens.
 
     Where the caller named texts to stop at, the first word may have been one: that says nothing of the route, which
     anybody could close otherwise.
     """
-    if finish_reason == "stop" and not content:
+    if is_blank(content):
+        if finish_reason != "stop":
+            raise ModelFailed(CUT_OFF, f"it ended by {finish_reason} without a word")
         raise ModelFailed(
             "empty_content", "it stopped without a word", weight=Weight.NOTHING if prompt.sampling.stop else None
         )
     if finish_reason == "stop" and prompt.response_format.json and not _is_json(content, prompt):
         raise ModelFailed("not_json", "its text is not the JSON that was asked for")
-    return Completion(content, finish_reason, usage, upstream_model, upstream_id)
+    counted = _plausible(usage)
+    said = 0 if counted is None else counted.output_tokens - (counted.reasoning_tokens or 0)
+    if said > prompt.max_output_tokens:  # not all upstreams hold their reasoning to the limit
+        raise ModelFailed("limit_ignored", f"it counts {said} tokens of text; {prompt.max_output_tokens} were the most")
+    return Completion(content, finish_reason, counted, upstream_model, upstream_id)
+
+
+def is_blank(text: str) -> bool:
+    """Return True where a person sees nothing of a text: white space, controls, characters without a form."""
+    return all(each in BLANKS or unicodedata.category(each) in INVISIBLE for each in text)
+
+
+def _plausible(usage: Usage | None) -> Usage | None:
+    """Return a count of tokens that can be, None for one that cannot: a part is not more than its whole."""
+    if usage is None:
+        return None
+    parts = ((usage.cached_tokens, usage.input_tokens), (usage.reasoning_tokens, usage.output_tokens))
+    return None if any(part is not None and part > whole for part, whole in parts) else usage
 
 
 def reported_model(
@@ -218,7 +246,8 @@ def finding(read: Callable[[], object]) -> Finding:
     try:
         read()
     except ModelFailed as failure:
-        return Finding(ok=False, reason=failure.reason)
+        # A canary has few tokens, and a reasoning model may have none left for a word.
+        return Finding(ok=failure.reason == CUT_OFF, reason=None if failure.reason == CUT_OFF else failure.reason)
     return Finding(ok=True)
 
 
@@ -227,7 +256,10 @@ def _is_json(content: str, prompt: Prompt) -> bool:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:
         return False
-    return isinstance(value, dict) or prompt.response_format.kind == "json_schema"
+    if prompt.response_format.kind == "json_schema":
+        validator = validator_of(prompt.response_format.schema or {})
+        return validator is not None and validator.is_valid(value)
+    return isinstance(value, dict)
 
 
 def _reason(status: int, error: Mapping[str, Any]) -> str:

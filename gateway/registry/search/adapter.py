@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
-import orjson
 
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
 from gateway.registry.search.page import SearchPage, blocked, failed
 from gateway.registry.search.request import SearchRequest
+from gateway.registry.upstream_json import read_json
 
 Coverage = Literal["web", "local"]
 
@@ -179,8 +179,8 @@ def json_object(target: str, answer: HttpAnswer) -> dict[str, Any]:
     if answer.status != 200:
         raise failed(target, f"status_{answer.status}", f"answered {answer.status}")
     try:
-        value = orjson.loads(answer.content)
-    except orjson.JSONDecodeError:
+        value = read_json(answer.content)
+    except ValueError:
         if b"captcha" in answer.content[:65536].lower():
             raise blocked(target, "captcha", "answered with a CAPTCHA") from None
         raise failed(target, "malformed_answer", "its answer is not JSON") from None

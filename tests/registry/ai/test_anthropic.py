@@ -221,8 +221,9 @@ def test_every_end_of_a_completion_is_told_in_openais_words(stop: str, finish: s
 
 
 @pytest.mark.parametrize("stop", ["max_tokens", "refusal"])
-def test_one_that_ended_before_its_first_word_is_empty(stop: str) -> None:
-    assert read(ANSWER | {"content": [], "stop_reason": stop}).content == ""
+def test_one_that_ended_before_its_first_word_has_answered_nothing(stop: str) -> None:
+    with pytest.raises(ModelFailed, match="no_text"):
+        read(ANSWER | {"content": [], "stop_reason": stop})
 
 
 @pytest.mark.parametrize(

@@ -258,3 +258,11 @@ def test_what_only_the_joined_text_shows_is_refused_as_well(messages: list[dict[
     problem = check(request(messages=messages))
     assert isinstance(problem, InvalidRequest)
     assert pointer in [each.pointer for each in problem.errors]
+
+
+@pytest.mark.parametrize("schema", [{"type": "nothing"}, {"$ref": "https://example.com/a.json"}, {"pattern": "(?=a)b"}])
+def test_a_schema_that_cannot_be_checked_is_refused_by_name(schema: dict[str, Any]) -> None:
+    asked = request(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+    problem = check(asked)
+    assert isinstance(problem, InvalidRequest)
+    assert [each.pointer for each in problem.errors] == ["/response_format/json_schema/schema"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, Completion, FinishReason, ModelFailed
+from gateway.registry.ai.adapter import LEAST_CANARY_TOKENS, Completion, FinishReason, ModelFailed, Usage
 from gateway.registry.ai.prompt import Prompt, ResponseFormat, Sampling
 from gateway.registry.ai.reading import (
     bodies,
@@ -42,9 +42,7 @@ def test_an_object_in_a_200_is_the_answer() -> None:
     assert json_body(answered({"a": 1, "error": None}), KEY)["a"] == 1
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[1]", b"3", b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": "\\ud800"}']
-)
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"3", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
 def test_a_200_that_holds_no_json_object_is_malformed(body: bytes) -> None:
     assert (failure(body).reason, failure(body).weight) == ("malformed_answer", Weight.DOUBT)
 
@@ -189,9 +187,77 @@ def test_a_first_word_at_which_the_caller_had_it_stop_says_nothing_of_the_route(
     assert failed.value.weight is weight
 
 
-@pytest.mark.parametrize("finish", ["length", "content_filter"])
-def test_one_that_was_cut_off_or_filtered_has_answered(finish: FinishReason) -> None:
-    assert attrs.asdict(finished("", finish))["content"] == ""
+BLANK = [
+    "",
+    " ",
+    "\n\t\r ",
+    "\u200b",
+    "\ufeff\u2060",
+    "\u00a0\u3000",
+    "\u2800",
+    "\u3164",
+    "\u202e",
+    "\x00",
+    "\ufe0f",
+    "\U000e0041",
+]
+
+
+@pytest.mark.parametrize("text", BLANK, ids=ascii)
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("stop", "empty_content"), ("length", "no_text"), ("content_filter", "no_text")]
+)
+def test_what_nobody_can_see_is_not_sold(finish: FinishReason, reason: str, text: str) -> None:
+    with pytest.raises(ModelFailed, match=reason):
+        finished(text, finish)
+
+
+@pytest.mark.parametrize("text", [" a", "\u200b.", "\U0001f600", "e\u0301", "-"])
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
+def test_what_somebody_can_see_is_sold_as_it_came(finish: FinishReason, text: str) -> None:
+    assert finished(text, finish).content == text
+
+
+def test_a_canary_that_spent_its_tokens_before_a_word_is_health() -> None:
+    def read() -> object:
+        return finished("", "length")
+
+    assert finding(read).ok
+    assert finding(lambda: finished("")).reason == "empty_content"
+
+
+def counted(*counts: int | None) -> Usage | None:
+    usage = Usage(*counts)  # type: ignore[arg-type]  # input and output are there
+    return completion(
+        PROMPT, content="x", finish_reason="stop", usage=usage, upstream_model=None, upstream_id=None
+    ).usage
+
+
+def test_an_answer_over_the_limit_of_tokens_is_not_sold_and_is_the_routes_fault() -> None:
+    most = PROMPT.max_output_tokens
+    assert counted(5, most) == Usage(5, most)
+    assert counted(5, most + 500, 500) == Usage(5, most + 500, 500)
+    with pytest.raises(ModelFailed, match="limit_ignored") as failed:
+        counted(5, most + 1)
+    assert failed.value.weight is Weight.FAULT
+
+
+@pytest.mark.parametrize("counts", [(5, 3, None, 6), (5, 3, 4), (0, 0, 1, None)])
+def test_a_count_that_cannot_be_is_none(counts: tuple[int, ...]) -> None:
+    assert counted(*counts) is None
+
+
+SHAPE = {"type": "object", "required": ["answer"], "properties": {"answer": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("content", ['{"unrelated": true}', '{"answer": "x"}', "[]", "3", '{"answer": 1'])
+@pytest.mark.parametrize("strict", [True, None])
+def test_json_that_breaks_its_schema_is_not_sold(content: str, strict: bool | None) -> None:
+    prompt = attrs.evolve(PROMPT, response_format=ResponseFormat("json_schema", schema=SHAPE, strict=strict))
+    assert finished('{"answer": 1}', prompt=prompt).content == '{"answer": 1}'
+    with pytest.raises(ModelFailed, match="not_json") as failed:
+        finished(content, prompt=prompt)
+    assert failed.value.weight is Weight.NOTHING
 
 
 @pytest.mark.parametrize("content", ["Sure! {}", "```json\n{}\n```", '{"a": 1', "[1]", "3"])
@@ -246,7 +312,8 @@ def test_what_is_no_count_of_tokens_is_none(value: Any) -> None:
 
 def test_a_count_of_tokens_is_exact() -> None:
     assert tokens({"n": 0}, "n") == 0
-    assert tokens({"n": 2**50}, "n") == 2**50
+    assert tokens({"n": 10**9}, "n") == 10**9
+    assert tokens({"n": 10**15}, "n") is None
 
 
 def test_an_end_that_leaves_no_completion_is_a_failure() -> None:
