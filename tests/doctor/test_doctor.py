@@ -85,8 +85,8 @@ async def test_a_configuration_that_cannot_be_used_is_a_failure_for_each_violati
     assert examination.failed
     assert examination.configuration is None
     assert {each.fact for each in examination.checks} == {
-        f"{tmp_path}/gateway.toml /payment/decimals: must be 0 to 18 (line 3)",
-        f"{tmp_path}/gateway.toml /payment/quote_ttl_s: must be positive (line 2)",
+        f"{tmp_path}/gateway.toml /payment/decimals: must be 0 to 18 (line 7)",
+        f"{tmp_path}/gateway.toml /payment/quote_ttl_s: must be positive (line 6)",
     }
     missing = await examine(tmp_path / "none.toml")
     assert "cannot be read" in missing.checks[0].line()
