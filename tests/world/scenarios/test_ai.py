@@ -27,6 +27,8 @@ from tests.world.scenarios.purchase import (
     carries_challenge,
     fresh_key,
     hang_up,
+    mpp,
+    mpp_payload,
     together,
     x402,
     x402_payload,
@@ -193,6 +195,23 @@ async def test_a_generated_key_comes_with_the_challenge_and_replays(shop: Shop, 
     again = await shop.post(execute(), key, path=EXECUTE)
     assert (again.status_code, again.json()["replayed"]) == (200, True)
     assert len(await shop.transfers(payer)) == 1
+
+
+async def test_a_keyless_result_is_not_read_by_a_third_party_with_a_payment_for_its_quote(
+    shop: Shop, payers: Iterator[Account]
+) -> None:
+    payer, third = next(payers), next(payers)
+    await until_open(shop)
+    challenge = Challenge.of(await shop.post(execute(), path=EXECUTE))
+    served = await shop.post(execute(), headers=x402(x402_payload(challenge, payer)), path=EXECUTE)
+    assert served.status_code == 200, served.text
+    for theirs in (x402(x402_payload(challenge, third)), mpp(mpp_payload(challenge, third))):
+        answer = await shop.post(execute(), headers=theirs, path=EXECUTE)
+        assert (answer.status_code, answer.json()["code"]) == (409, "quote_conflict")
+        assert served.json()["operationId"] not in answer.text
+    again = await shop.post(execute(), headers=x402(x402_payload(challenge, payer)), path=EXECUTE)
+    assert (again.status_code, again.json()["replayed"]) == (200, True)
+    assert (len(await shop.transfers(payer)), await shop.transfers(third)) == (1, [])
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------

@@ -166,6 +166,19 @@ async def test_waiters_for_an_operation_in_flight_may_choose_not_to_wait(shop: S
     assert len(await shop.transfers(payer)) == 1
 
 
+async def test_a_caller_who_runs_an_operation_may_choose_how_long_to_wait(shop: Shop, payer: Account) -> None:
+    purchase = await shop.order(payer)
+    await shop.fault("search", "hang")
+    impatient = await shop.send(purchase, prefer="wait=1")
+    assert (impatient.status_code, impatient.json()["code"]) == (409, "operation_in_progress")
+    assert impatient.headers["preference-applied"] == "wait=1"
+    assert not carries_challenge(impatient)
+    await shop.heal()
+    served = await shop.until_served(purchase)
+    assert served.json()["operationId"] == impatient.json()["operationId"]
+    assert len(await shop.transfers(payer)) == 1
+
+
 # -- quotas ------------------------------------------------------------------------------------------------------------
 
 LIMIT = 50
