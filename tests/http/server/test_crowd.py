@@ -169,8 +169,8 @@ async def test_the_crowd_counts_right_whatever_happens(clock: MockClock, seed: i
 
 
 async def ask(node: Node, path: str, source: str = "", body: bytes | None = None) -> Answer:
-    """Ask as a fresh client; fails if the answer takes more than a second."""
-    with trio.fail_after(1):
+    """Ask as a fresh client; fails if the answer takes seconds."""
+    with trio.fail_after(5):
         client = await node.connect(source=source)
         answer = await (client.get(path) if body is None else client.post(path, body))
     client.hang_up()
@@ -212,7 +212,7 @@ async def test_slow_bodies_of_many_addresses_give_way_one_by_one(start: Start) -
         await client.send(SLOW_HEAD + b"x")
     await trio.sleep(1.1)  # longer than the patience of the server
     for _ in range(5):
-        with trio.fail_after(1):
+        with trio.fail_after(5):
             honest = await node.connect(source=OTHER)
             assert (await honest.post("/echo", b"{}")).status == 200
     assert (await slow[0].answer()).code == "capacity_exhausted"

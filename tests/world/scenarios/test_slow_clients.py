@@ -22,7 +22,7 @@ pytestmark = pytest.mark.world
 
 STRANGER = "127.0.0.2"
 LARGE = 16 * 1024 * 1024
-WITHIN_S = 1.0
+WITHIN_S = 5.0  # on a machine that does much else; it is hundredths of a second on a quiet one, and was over ten
 
 
 @pytest.fixture(scope="module")
