@@ -7,7 +7,8 @@ import structlog
 
 from gateway import errors
 from gateway.actors import quota as quotas
-from gateway.actors.runtime import ActorError, Ref
+from gateway.actors.runtime import ActorError, Ref, Unanswered
+from gateway.actors.store import UNAVAILABLE
 
 log = structlog.get_logger(__name__)
 
@@ -16,9 +17,18 @@ RETRY_AFTER_S = 2.0
 
 
 async def spend(quota: Ref[quotas.Message], policy: str, caller: str) -> quotas.Allowance:
-    """Count one call; raises `QuotaExceeded`, or `CapacityExhausted` where nothing can be counted."""
+    """Count one call; raises `QuotaExceeded`, and where none can be counted `StoreUnavailable` or `CapacityExhausted`.
+
+    The actor waits for nothing but the store: its silence is the store's.
+    """
     try:
         allowance = await quota.ask(quotas.Spend(policy, caller), within=5)
+    except Unanswered as error:
+        raise errors.StoreUnavailable(
+            "The store did not answer in time; nothing was counted.",
+            extra={"reason": UNAVAILABLE},
+            retry_after=RETRY_AFTER_S,
+        ) from error
     except ActorError as error:
         raise errors.CapacityExhausted(
             f"quotas cannot be counted ({type(error).__name__})", retry_after=RETRY_AFTER_S

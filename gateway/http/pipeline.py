@@ -23,6 +23,7 @@ from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorDown, ActorError, Overloaded, Ref
 from gateway.actors.settlement import Message as SettlementMessage
 from gateway.actors.settlement import SettlementPath
+from gateway.actors.store import UNAVAILABLE
 from gateway.errors import GatewayError
 from gateway.http.answer import Outgoing, failed_settlement, outgoing
 from gateway.http.asked import Incoming, Reader
@@ -205,7 +206,9 @@ class Pipeline:
             return await self.node.idempotency.ask(message, within=10)
         except ActorError as error:
             raise errors.StoreUnavailable(
-                f"keys cannot be looked up ({type(error).__name__})", retry_after=RETRY_AFTER_S
+                f"keys cannot be looked up ({type(error).__name__})",
+                extra={"reason": UNAVAILABLE},
+                retry_after=RETRY_AFTER_S,
             ) from error
 
     async def _standing(

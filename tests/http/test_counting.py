@@ -7,12 +7,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gateway import errors
+from gateway.actors import quota as quotas
 from gateway.actors.operations.in_hand import REFUSALS_AT_ONCE
+from gateway.actors.runtime import Inbox, open_runtime
 from gateway.actors.settlement import Look, Sighting, Standing, Verdict, Verification
+from gateway.http.counting import spend
 from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, Answer, Payer, Shop, open_shop, together
 
 KEY = "0123456789abcdef0123"
@@ -175,3 +179,16 @@ async def test_a_crowd_of_refused_payments_is_looked_for_a_few_at_a_time(tmp_pat
                 break
         assert {answer.code for answer in answers} == {"insufficient_funds"}
         assert len(answers) == 3 * REFUSALS_AT_ONCE
+
+
+async def test_a_quota_that_is_silent_waits_for_the_store_and_says_so(autojump_clock: MockClock) -> None:
+    async def silent(inbox: Inbox[quotas.Message]) -> None:
+        inbox.ready()
+        kept = [letter async for letter in inbox]
+        assert kept
+
+    async with open_runtime(grace=0.1) as runtime:
+        ref = await runtime.start("quota", silent)
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            await spend(ref, "free_search", "192.0.2.1")
+    assert caught.value.extra == {"reason": "store_unavailable"}
