@@ -432,6 +432,20 @@ async def test_without_its_database_a_node_says_503_with_the_reason_and_recovers
         await trio.to_thread.run_sync(node.wait_ready)
 
 
+async def readiness(pair: Pair, looks: int) -> list[str]:
+    """What the nodes say of themselves, by their second look on; no answer waits for the store."""
+    told: list[str] = []
+    async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
+        for number in range(looks):
+            for node in pair.nodes:
+                began = time.monotonic()
+                faults = (await client.get(f"{node.url}/readyz")).json()["faults"]
+                assert time.monotonic() - began < 1.5  # 0.3 s, and what a busy machine adds
+                told += [f"{each['part']}: {each['reason']}" for each in faults] if number else []
+            await trio.sleep(0.4)
+    return told
+
+
 async def test_a_database_that_hangs_is_not_waited_for_and_nothing_is_charged(
     pair_of: MakePair, killable_postgresql: PostgresqlServer
 ) -> None:
@@ -443,8 +457,10 @@ async def test_a_database_that_hangs_is_not_waited_for_and_nothing_is_charged(
     killable_postgresql.pause()
     try:
         answer = await one.send(order)
+        told = await readiness(pair, 12)
     finally:
         killable_postgresql.resume()
+    assert set(told) == {"store: store_unavailable"}, told
     assert answer.status_code in {503, 409}, answer.text
     assert answer.json()["retryable"] is True
     served = await two.until_served(order)

@@ -85,7 +85,7 @@ class Road:
             except Disconnected as error:
                 failure = error
             except trio.TooSlowError:
-                failure = Disconnected(Reason.UNREACHABLE, f"no connection within {within} s")
+                failure = Disconnected(Reason.STALLED, f"no connection within {within} s")
             else:
                 return await self._prepared(connection)
         raise failure

@@ -87,6 +87,7 @@ _WORDS = (
 )
 
 _REMEDIES = {
+    Reason.STALLED: "Look at the server, which does not answer, and at the way to it: a firewall may stand between",
     Reason.UNREACHABLE: "Start PostgreSQL there, or correct [store] url; a firewall may stand between",
     Reason.TOO_MANY_CONNECTIONS: "Raise max_connections (or the role's limit), or lower [store] readers",
     Reason.STARTING: "Wait until the server has started, and start the node again",

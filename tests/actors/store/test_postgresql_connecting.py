@@ -83,7 +83,7 @@ async def test_a_server_that_does_not_answer_is_given_up(nursery: trio.Nursery) 
     try:
         with pytest.raises(Disconnected, match="no connection within 1 s") as caught:
             await road(f"postgresql://127.0.0.1:{port}/g", connect_s=1).connect()
-        assert caught.value.reason is Reason.UNREACHABLE
+        assert caught.value.reason is Reason.STALLED
     finally:
         await listener.aclose()
 
