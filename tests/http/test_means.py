@@ -150,7 +150,7 @@ async def test_a_refusal_for_a_closed_settlement_path_carries_no_challenge_eithe
 async def test_a_node_whose_operations_are_all_taken_quotes_nothing_until_one_ends(tmp_path: Path) -> None:
     async with open_shop(tmp_path, most=Limits(operations=1)) as shop, trio.open_nursery() as nursery:
         shop.search.hold()
-        nursery.start_soon(partial(shop.post, "search.free", key=OTHER_KEY))
+        nursery.start_soon(partial(shop.post, "search.free", key=OTHER_KEY, headers={}))
         await shop.search.begun.wait()
         for refused in (await shop.post(key=KEY), await shop.post("search.free", key=KEY)):
             assert (refused.status, refused.code, refused.challenged) == (503, "capacity_exhausted", False)
