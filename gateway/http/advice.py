@@ -233,6 +233,7 @@ OF_THE_OPERATOR = frozenset(
 
 WHOSE = ("rpc_", "facilitator_", "config_", "health_")
 """Prefixes that say whose reason follows."""
+SANDBOX = "sandbox."
 CANARY = "sandbox.canary_"
 """Canaries are run again by themselves, and a host under load may fail one of them once."""
 STATUS = "status_"
@@ -304,9 +305,10 @@ def decided(reason: str, *, executed: bool) -> Lifted | None:
     """Return what the table says of a reason, None where it does not know it.
 
     `executed` says that it is why an execution failed.  Else it is why something is closed, which no single request
-    lifts: what one request came to passes, and a back end that refuses a probe is not set up right.
+    lifts: what one request came to passes, and a back end that refuses a probe is not set up right.  What befell one
+    sandbox passes too: the host is looked at again, and the sandbox is closed where that is at fault.
     """
-    if reason in PASSING or reason.startswith(CANARY):
+    if reason in PASSING or reason.startswith(CANARY) or (executed and reason.startswith(SANDBOX)):
         return Lifted.BY_TIME
     if reason in OF_THE_OPERATOR:
         return Lifted.BY_THE_OPERATOR
