@@ -25,6 +25,8 @@ from gateway.registry.payment.terms import Accepted, Credential, Offer
 
 RUN_MARGIN_S = 15
 """Seconds that an authorization must live beyond the operation's deadline: the time to settle in."""
+AHEAD_S = 60
+"""How many seconds in the future a quote may have been issued: one of a wrong clock would be good for long."""
 EXPIRY_SLACK_S = 300
 """How many seconds an authorization may live beyond `maxTimeoutSeconds`: for payers whose clock runs ahead of ours.
 
@@ -56,6 +58,8 @@ def check(credential: Credential, quote: Quote, offer: Offer, *, now: int) -> No
         raise QuoteConflict
     if now >= quote.expires_at:
         raise QuoteExpired
+    if quote.issued_at > now + AHEAD_S:
+        raise QuoteExpired("the quote was issued by a clock that ran ahead")
     if credential.accepted is not None:
         _check_accepted(credential.accepted, quote, offer)
     _check_resource(credential, offer)

@@ -24,6 +24,7 @@ from gateway.errors import (
     TermsMismatch,
 )
 from gateway.registry.payment import Accepted, Credential, Offer, Quote, check
+from gateway.registry.payment.checks import AHEAD_S
 
 Pay = Callable[..., Credential]
 OTHER = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
@@ -52,6 +53,15 @@ def test_a_quote_of_another_request_is_a_conflict_even_when_it_has_expired(
 ) -> None:
     with pytest.raises(QuoteConflict):
         check(pay(), attrs.evolve(quote, **change), offer, now=now + 10_000)
+
+
+def test_a_quote_from_the_future_is_not_honoured(pay: Pay, quote: Quote, offer: Offer) -> None:
+    """A clock that was a year ahead would have quoted for a year."""
+    credential = pay()
+    check(credential, quote, offer, now=quote.issued_at - AHEAD_S)
+    for early_s in (AHEAD_S + 1, 401 * 24 * 3600):
+        with pytest.raises(QuoteExpired):
+            check(credential, quote, offer, now=quote.issued_at - early_s)
 
 
 def test_a_quote_is_honoured_until_the_second_it_expires(pay: Pay, quote: Quote, offer: Offer, now: int) -> None:
