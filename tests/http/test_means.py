@@ -195,10 +195,9 @@ def test_a_store_that_tells_no_reason_is_unwritable() -> None:
 
 def test_the_word_for_what_is_missing_is_that_of_the_refusal() -> None:
     store = Store()
-    means = Means(store.health)
-    assert means.closed is None
+    assert Means(store.health).closed is None
     store.fails()
-    assert means.closed == "disk_full"
+    assert Means(store.health).closed == "disk_full"
     assert Means(room=lambda _: ExposureLimit()).closed == "exposure_limit"
 
 
