@@ -16,8 +16,9 @@ from gateway.actors.operations import rows
 from gateway.actors.operations.in_hand import Abandoned, Life, Surroundings, open_output
 from gateway.actors.operations.keeping import end, keep, receipt
 from gateway.actors.operations.life import Effect, Event, State, decide
-from gateway.actors.operations.paying import look, settle, verify
+from gateway.actors.operations.paying import look, settle
 from gateway.actors.operations.serving import execute, start
+from gateway.actors.operations.verifying import verify
 
 __all__ = ["EFFECTS", "live", "open_output"]
 

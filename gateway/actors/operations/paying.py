@@ -1,4 +1,4 @@
-"""The effects that concern a payment: verify it, settle it, look for it on chain.
+"""The effects that concern the settlement of a payment: ask for it, and look for it on chain.
 
 Whatever the facilitator answers, the chain decides whether something was paid.
 """
@@ -10,12 +10,9 @@ from itertools import count
 import structlog
 import trio
 
-from gateway.actors.failpoints import failpoint
-from gateway.actors.operations.covering import covers, read_balance
 from gateway.actors.operations.holding import hold_payer_at_fault
-from gateway.actors.operations.in_hand import RETRY_AFTER_S, Life, Surroundings, desk, pause
+from gateway.actors.operations.in_hand import Life, Surroundings, desk, pause
 from gateway.actors.operations.life import Event
-from gateway.actors.operations.reservations import Reading, Unread
 from gateway.actors.payment import Payment
 from gateway.actors.runtime import ActorError
 from gateway.actors.settlement import (
@@ -26,219 +23,26 @@ from gateway.actors.settlement import (
     Settle,
     Sighting,
     Standing,
-    Verdict,
-    Verification,
-    Verify,
 )
 from gateway.errors import (
-    AuthorizationExpiresTooSoon,
-    AuthorizationUsed,
-    FacilitatorUnavailable,
-    GatewayError,
-    InsufficientFunds,
     OperatorNeeded,
     PayerHasCode,
-    PayerOnHold,
-    PaymentAlreadyBound,
-    PaymentRejected,
     SettlementFailed,
-    SettlementPending,
-    SignatureInvalid,
 )
 
 log = structlog.get_logger(__name__)
 
 SETTLE_WATCH_AFTER_S = 2.0
-SETTLE_MARGIN_S = 15
 LOOKS_BEFORE_RESETTLING = 5
 """After the first submission; what was submitted again, or refused, is looked for once before it is submitted again."""
 LONGEST_PAUSE_S = 60.0
 LONGEST_PAUSE_ONCE_MADE_S = 15.0
 LOOKS_BEFORE_GIVING_UP = 5
 UNTRACED_PATIENCE_S = 600
-OF_CODE = ("signature", "smart_wallet", "6492", "1271", "simulation")
-"""Parts of the reasons of facilitators that may be about a payer who has code."""
-NOT_COVERED = "not_covered"
 CLOCK_SLACK_S = 60
 """How far the clocks of the chain and of this node may be apart before that counts."""
 MADE = frozenset({Standing.PAID, Standing.SHALLOW})
 """Where a payment stands that has been made, deep enough or not yet."""
-
-
-VERIFIED = frozenset({Event.VERIFIED, Event.VERIFIED_KEPT, Event.ALREADY_PAID})
-
-# -- verify ------------------------------------------------------------------------------------------------------------
-
-
-async def verify(life: Life, around: Surroundings) -> Event:
-    """Ask whether the payment can be made; a payer who is not to blame for the answer is cleared at once.
-
-    One whose payment the facilitator refused is to blame even where the chain cannot be read: a crowd of such payments
-    may be the reason for that.
-    """
-    event = await _verified(life, around)
-    life.refused = event is Event.REFUSED
-    blameless = event in VERIFIED or isinstance(life.failure, FacilitatorUnavailable)
-    if blameless and life.cleared is not None:
-        life.cleared()
-    return event
-
-
-async def _verified(life: Life, around: Surroundings) -> Event:
-    """Ask the facilitator; when it refuses, the chain tells whether somebody has paid already."""
-    failpoint("verify.before")
-    if _comes_too_late(life, around):
-        return await _refused(life, around, "expires_too_soon")
-    verification, reading = await _verification_and_balance(life, around)
-    failpoint("verify.after")
-    match verification.verdict:
-        case Verdict.VALID:
-            return await _admitted(life, around, reading)
-        case Verdict.UNAVAILABLE:
-            return _unverifiable(life, f"the facilitator did not verify the payment ({verification.reason})")
-        case Verdict.INVALID:
-            return await _refused(life, around, verification.reason)
-
-
-async def _verification_and_balance(life: Life, around: Surroundings) -> tuple[Verification, Reading | Unread]:
-    """Return what the facilitator says of the payment, and the payer's balance, which is read meanwhile."""
-    reading: Reading | Unread = Unread("not read")
-
-    async def read() -> None:
-        nonlocal reading
-        reading = await read_balance(life, around)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        try:
-            verification = await desk(around).ask(Verify(life.paid_for()), within=around.verify_timeout_s + 5)
-        except ActorError as error:
-            verification = Verification(Verdict.UNAVAILABLE, type(error).__name__)
-        if verification.verdict is not Verdict.VALID:
-            nursery.cancel_scope.cancel()
-    return verification, reading
-
-
-async def _admitted(life: Life, around: Surroundings, reading: Reading | Unread) -> Event:
-    """Reserve the amount of a payment that the facilitator verified, unless the balance does not cover it as well."""
-    try:
-        if isinstance(reading, Unread):
-            raise reading
-        covered = await covers(life, around, reading)
-    except Unread as why:
-        return _unverifiable(life, f"the payer's balance cannot be read ({why})")
-    if not covered:
-        return await _refused(life, around, NOT_COVERED)
-    if life.served is not None:
-        return Event.VERIFIED_KEPT
-    if around.reservations.on_hold(life.paid_for().payer):
-        life.failure = PayerOnHold(operation_id=life.operation_id, retry_after=around.payer_hold_s)
-        return Event.REFUSED
-    return Event.VERIFIED
-
-
-def _comes_too_late(life: Life, around: Surroundings) -> bool:
-    """Return True if a crash has cost so much time that the authorization does not outlive the run any more."""
-    if not life.tries:
-        return False
-    run_s = life.operation.time_for(life.request) if life.operation and life.served is None else 0
-    return life.paid_for().valid_before < around.clock_ms() / 1000 + run_s + SETTLE_MARGIN_S
-
-
-async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
-    """Let the chain say what a refusal means: a payment that was made, or one that cannot be."""
-    try:
-        async with around.refusals:
-            life.sighting = await sight(life, around)
-    except (ChainUnavailable, ActorError) as error:
-        return _undecided(life, f"the facilitator refused ({reason}) and the chain cannot be read ({error})")
-    match life.sighting.standing:
-        case Standing.PAID | Standing.SHALLOW:
-            return await _already_paid(life, around, life.sighting)
-        case Standing.UNTRACED:
-            return _undecided(life, "the authorization is spent on chain, and its transaction cannot be found yet")
-        case Standing.DIVERTED:
-            return _diverted(life)
-        case Standing.CANCELLED:
-            life.failure = AuthorizationUsed("the authorization was cancelled on chain and has paid nothing")
-        case Standing.EXPIRED:
-            life.failure = AuthorizationExpiresTooSoon("the authorization has expired")
-        case Standing.UNUSED if "nonce" in reason:
-            return _unverifiable(life, f"the facilitator says {reason}, and the chain shows the nonce unused")
-        case Standing.UNUSED:
-            life.failure = await _meaning(reason, life, around)
-    life.failure.operation_id = life.operation_id
-    return Event.REFUSED
-
-
-async def _already_paid(life: Life, around: Surroundings, seen: Sighting) -> Event:
-    """Take a payment that somebody else submitted, unless it was made before its quote was issued.
-
-    Such a payment has bought something else, of which this store knows nothing if it was restored from a backup.
-    """
-    try:
-        earlier = life.credit is None and await _made_before_its_quote(life.paid_for(), around, seen)
-    except (ChainUnavailable, ActorError) as error:
-        return _undecided(life, f"the payment is made, and when cannot be read from the chain ({error})")
-    if not earlier:
-        return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
-    life.failure = PaymentAlreadyBound(
-        f"transaction {seen.transaction} made this payment before its quote was issued", operation_id=life.operation_id
-    )
-    life.sighting = None  # it pays nothing here, now or later
-    return Event.REFUSED
-
-
-async def _made_before_its_quote(payment: Payment, around: Surroundings, seen: Sighting) -> bool:
-    """Tell by the blocks; of a quote that does not say its block, by the clocks."""
-    number = seen.block_number or 0
-    if payment.quoted_head is not None:
-        return number <= payment.quoted_head
-    if not payment.quoted_at:
-        return False
-    return await desk(around).ask(BlockTime(number), within=30) < payment.quoted_at
-
-
-async def _meaning(reason: str, life: Life, around: Surroundings) -> GatewayError:
-    if reason == "expires_too_soon":
-        return AuthorizationExpiresTooSoon("the authorization does not outlive the run any more")
-    if reason == NOT_COVERED:
-        return InsufficientFunds("the payer's balance does not cover the amount beside what is unsettled here")
-    why = f"the facilitator refused the payment: {reason}"
-    if "insufficient" in reason:
-        return InsufficientFunds(why)
-    if any(each in reason for each in OF_CODE) and await _has_code(life, around):
-        return PayerHasCode(why)
-    return (SignatureInvalid if reason.endswith("_signature") else PaymentRejected)(why)
-
-
-async def _has_code(life: Life, around: Surroundings) -> bool:
-    """Return True if the chain shows that the payer has code: the token then asks that, not the payer's key."""
-    try:
-        return await desk(around).ask(HasCode(life.paid_for().payer), within=10)
-    except (ChainUnavailable, ActorError):
-        return False
-
-
-def _undecided(life: Life, why: str) -> Event:
-    """Tell that the payment may have been made: nobody is to sign another, and the same is looked at again."""
-    life.failure = SettlementPending(why, operation_id=life.operation_id, retry_after=RETRY_AFTER_S)
-    return Event.UNVERIFIABLE
-
-
-def _diverted(life: Life) -> Event:
-    """Hand an authorization to the operator that took the payer's tokens and did not pay the quoted amount."""
-    seen = life.sighting
-    where = "" if seen is None or seen.transaction is None else f" by transaction {seen.transaction}"
-    why = f"the authorization was used{where}, and made another transfer than the quoted one"
-    log.error("payment_diverted", operation_id=life.operation_id, transaction=seen and seen.transaction)
-    life.failure = OperatorNeeded(why, operation_id=life.operation_id)
-    return Event.DIVERTED
-
-
-def _unverifiable(life: Life, why: str) -> Event:
-    life.failure = FacilitatorUnavailable(why, operation_id=life.operation_id, retry_after=RETRY_AFTER_S)
-    return Event.UNVERIFIABLE
 
 
 # -- settle ------------------------------------------------------------------------------------------------------------
@@ -316,7 +120,7 @@ async def look(life: Life, around: Surroundings) -> Event:
     event = await _shown(life, around, life.sighting)
     if life.sighting.standing is Standing.UNUSED and life.refusal is not None:
         await hold_payer_at_fault(life, life.refusal, around)
-    if life.sighting.standing is Standing.EXPIRED and life.sent and await _has_code(life, around):
+    if life.sighting.standing is Standing.EXPIRED and life.sent and await has_code(life, around):
         life.failure = PayerHasCode("the payment could not be settled", operation_id=life.operation_id)
     if event is Event.DEAD and life.failure is not None:
         transaction = life.hints[-1] if life.hints else ""
@@ -337,7 +141,7 @@ async def _shown(life: Life, around: Surroundings, seen: Sighting) -> Event:
             life.failure = SettlementFailed(_why(seen), operation_id=life.operation_id)
             return Event.DEAD
         case Standing.DIVERTED:
-            return _diverted(life)
+            return diverted(life)
         case Standing.UNTRACED if life.looks >= LOOKS_BEFORE_GIVING_UP and await long_dead(
             life.paid_for(), around, seen
         ):
@@ -385,3 +189,31 @@ async def long_dead(payment: Payment, around: Surroundings, seen: Sighting) -> b
 async def sight(life: Life, around: Surroundings) -> Sighting:
     """Look once where the payment stands; raises `ChainUnavailable` or an `ActorError`."""
     return await desk(around).ask(Look(life.paid_for(), life.look_from_block, tuple(life.hints)), within=60)
+
+
+async def made_before_its_quote(payment: Payment, around: Surroundings, seen: Sighting) -> bool:
+    """Tell by the blocks; of a quote that does not say its block, by the clocks."""
+    number = seen.block_number or 0
+    if payment.quoted_head is not None:
+        return number <= payment.quoted_head
+    if not payment.quoted_at:
+        return False
+    return await desk(around).ask(BlockTime(number), within=30) < payment.quoted_at
+
+
+async def has_code(life: Life, around: Surroundings) -> bool:
+    """Return True if the chain shows that the payer has code: the token then asks that, not the payer's key."""
+    try:
+        return await desk(around).ask(HasCode(life.paid_for().payer), within=10)
+    except (ChainUnavailable, ActorError):
+        return False
+
+
+def diverted(life: Life) -> Event:
+    """Hand an authorization to the operator that took the payer's tokens and did not pay the quoted amount."""
+    seen = life.sighting
+    where = "" if seen is None or seen.transaction is None else f" by transaction {seen.transaction}"
+    why = f"the authorization was used{where}, and made another transfer than the quoted one"
+    log.error("payment_diverted", operation_id=life.operation_id, transaction=seen and seen.transaction)
+    life.failure = OperatorNeeded(why, operation_id=life.operation_id)
+    return Event.DIVERTED
