@@ -407,8 +407,9 @@ async def operations(
         if around.store.shared:
             nursery.start_soon(keep_up, around.draining, ELSEWHERE_EVERY_S, desk.look_elsewhere)
         reconcile_every_s = TAKE_OVER_EVERY_S if around.store.shared else RECONCILE_EVERY_S
-        nursery.start_soon(keep_up, around.draining, reconcile_every_s, desk.left_over.take_up, desk.forget)
-        nursery.start_soon(keep_up, around.draining, RECONCILE_EVERY_S, desk.count_left_over)
+        nursery.start_soon(
+            keep_up, around.draining, reconcile_every_s, desk.left_over.take_up, desk.count_left_over, desk.forget
+        )
         watching = trio.CancelScope()
         nursery.start_soon(within, watching, hold, "reorganisations", desk.watch_settled)
         if room is not None:
