@@ -15,6 +15,7 @@ from gateway.registry.ai.anthropic import AnthropicAdapter
 from gateway.registry.ai.gemini import GeminiAdapter
 from gateway.registry.ai.openai import OpenAiAdapter
 from gateway.registry.ai.prompt import Message, Prompt, ResponseFormat, Sampling
+from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.world.ai_upstream import CALLS, AiUpstream
 from gateway.world.door import Call, Reply
@@ -138,11 +139,13 @@ async def test_a_key_that_is_refused_is_no_health(name: str) -> None:
         ("invalid_json", {"malformed_answer"}, True),
     ],
 )
-async def test_every_fault_is_told_apart_and_counts(name: str, mode: str, reasons: set[str], listed: bool) -> None:
+async def test_every_fault_is_told_apart_and_says_something_of_the_route(
+    name: str, mode: str, reasons: set[str], listed: bool
+) -> None:
     adapter, (asked, _) = ADAPTERS[name], upstream(mode)
     with pytest.raises(ModelFailed) as failed:
         adapter.read(PROMPT, await ask(asked, adapter.plan(PROMPT, timeout_s=5)))
     assert failed.value.reason in reasons
-    assert failed.value.counts
+    assert failed.value.weight is not Weight.NOTHING
     assert failed.value.retry_after == (1.0 if mode == "http_429" else None)
     assert adapter.read_probe([await ask(asked, call) for call in adapter.probe_calls()]).ok is listed
