@@ -39,12 +39,14 @@ from gateway.node import open_node
 from gateway.registry.qualification import Evidence, Finding, Observation, State
 from gateway.shared_terms import join_terms
 from tests.actors.operations import (
+    test_covering,
     test_in_hand,
     test_keeping,
     test_recovery,
     test_reorg,
     test_resolution,
     test_several_nodes,
+    test_verifying,
 )
 from tests.actors.operations.scene import START_MS, Scene
 from tests.http.shop import LIMITS, open_shop
@@ -249,6 +251,8 @@ STORIES: Sequence[Callable[[Path], None]] = (
     story(test_in_hand.test_a_step_is_written_once_whatever_the_store_answers, faults=["lost"]),
     story(test_several_nodes.test_a_payers_exposure_is_capped_over_all_nodes_however_they_race),
     story(test_several_nodes.test_what_a_dead_node_left_is_taken_over_once_its_lease_has_run_out, settling=True),
+    story(test_covering.test_60_authorizations_over_one_balance_on_two_nodes_run_at_most_once),
+    story(test_verifying.test_a_payment_that_was_made_before_its_quote_buys_nothing),
     story(test_keeping.test_a_payer_whose_payment_failed_waits_and_is_served_again_after_that),
     story(test_keeping.test_a_settled_payment_whose_receipt_cannot_be_kept_is_receipted_later),
     story(test_reorg.test_a_payment_that_a_reorganisation_moved_gets_a_receipt_of_its_new_transaction),
