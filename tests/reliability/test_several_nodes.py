@@ -37,6 +37,7 @@ from tests.world.scenarios.purchase import (
     body,
     carries_challenge,
     fresh_key,
+    funded,
     together,
 )
 
@@ -190,6 +191,22 @@ async def test_a_payers_exposure_is_limited_over_both_nodes(pair_of: MakePair) -
     await one.heal()
     for order in orders:
         await two.until_served(order)
+
+
+async def test_a_balance_over_both_nodes_serves_what_it_covers_and_nothing_beyond(pair: Pair) -> None:
+    one, two = pair.shops
+    covered, beyond = 6, 20
+    (payer,) = await funded(one.world, one.client, ["a balance over two nodes"], covered * PRICE)
+    orders = [await (one, two)[number % 2].order(payer) for number in range(covered)]
+    answers = await together([partial((one, two)[number % 2].send, each) for number, each in enumerate(orders)])
+    assert [answer.status_code for answer in answers] == [200] * covered, [answer.text for answer in answers]
+    (payer,) = await funded(one.world, one.client, ["another balance over two nodes"], PRICE)
+    orders = [await (one, two)[number % 2].order(payer) for number in range(beyond)]
+    calls = await Calls.from_now(one)
+    answers = await together([partial((one, two)[number % 2].send, each) for number, each in enumerate(orders)])
+    assert {answer.status_code for answer in answers} <= {200, 402}, [answer.text for answer in answers]
+    assert (await calls.of("search"))["search"] == sum(answer.status_code == 200 for answer in answers) <= 1
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 402} == {"insufficient_funds"}
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
