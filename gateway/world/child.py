@@ -114,7 +114,7 @@ async def open_child(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if read else sink,
             stderr=sink,
-            env={name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)},
+            env={name: value for name, value in os.environ.items() if not _configures(name)},
             start_new_session=True,
         )
     pidfd = os.pidfd_open(process.pid)
@@ -130,3 +130,7 @@ async def open_child(
         if stdout is not None:
             stdout.stream.close()
         os.close(pidfd)
+
+
+def _configures(name: str) -> bool:
+    return name.startswith(ENVIRONMENT_PREFIX) and "__" in name

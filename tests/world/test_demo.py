@@ -155,14 +155,18 @@ def test_an_agent_buys_and_all_of_it_adds_up() -> None:
     ]
 
 
+CLOSED = "import os; os.environ['GATEWAY_AI__EMBEDDED'] = 'false'; from gateway.cli import main; main()"
+
+
 def test_a_family_that_is_closed_is_reported_with_its_reason_and_fails_a_strict_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("GATEWAY_AI__EMBEDDED", "false")
+    monkeypatch.setenv("GATEWAY_NODE__DATA_DIR", "/nowhere")  # of a node of the caller's own
     outcome = io.StringIO()
     report = Report(progress=Console(file=io.StringIO()), outcome=Console(file=outcome))
-    assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report)) == 1
+    node = (sys.executable, "-P", "-c", CLOSED, "serve")
+    assert trio.run(partial(demo, DemoOptions(strict=True, json=True), report=report, node_command=node)) == 1
     found = json.loads(outcome.getvalue())
     assert (found["holds"], found["complete"], found["transfers"]) == (True, False, 5)
     (closed,) = (step for step in found["steps"] if step["verdict"] != "held")
