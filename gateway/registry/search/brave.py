@@ -15,6 +15,7 @@ from gateway.registry.search.page import SearchPage, collect, failed
 from gateway.registry.search.plain_query import BANGS, plain_query
 from gateway.registry.search.request import SearchRequest
 
+MOST_RESULTS = 20
 BASE_URL = "https://api.search.brave.com"
 FIELDS = {"title": "title", "url": "url", "snippet": "description", "published": "page_age"}
 
@@ -49,7 +50,7 @@ class BraveAdapter:
         query = urlencode(
             {
                 "q": plain_query(request.query, BANGS),
-                "count": request.max_results,
+                "count": min(2 * request.max_results, MOST_RESULTS),  # some are one page
                 "search_lang": self.capabilities.language_of(request),
                 "country": request.region,
                 "result_filter": "web",
@@ -67,7 +68,8 @@ class BraveAdapter:
         web = body.get("web")
         if not isinstance(web, dict):
             raise failed(self.name, "malformed_answer", "it has no web results")
-        return SearchPage(collect(self.name, web.get("results"), FIELDS, limit=request.max_results, engine="brave"))
+        hits = collect(self.name, web.get("results"), FIELDS, limit=request.max_results, engine="brave", kind="html")
+        return SearchPage(hits)
 
     def probe_calls(self) -> tuple[HttpCall, ...]:
         """Return nothing: Brave has no call that is not billed."""

@@ -17,8 +17,9 @@ import attrs
 from gateway.registry.qualification import Finding
 from gateway.registry.search.adapter import Capabilities, Cost
 from gateway.registry.search.corpus import Page
-from gateway.registry.search.page import SNIPPET_CHARS, Hit, SearchPage, plain
+from gateway.registry.search.page import SNIPPET_CHARS, Hit, SearchPage
 from gateway.registry.search.request import SearchRequest
+from gateway.registry.search.text import one_line
 
 MAX_TERMS = 64
 PASSAGES_A_PAGE = 8
@@ -92,7 +93,12 @@ class IndexAdapter:
         base = self.base_url.rstrip("/")
         return SearchPage(
             tuple(
-                Hit(page.title, f"{base}/docs/{page.name}", plain(passage, SNIPPET_CHARS), engine="sqlite-fts5")
+                Hit(
+                    page.title,
+                    f"{base}/docs/{page.name}",
+                    one_line(passage, SNIPPET_CHARS, "plain"),
+                    engine="sqlite-fts5",
+                )
                 for page, passage in self.index.find(request.query, request.max_results)
             )
         )

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from gateway.registry.search.adapter import Adapter, route_id
-from gateway.registry.search.page import SearchPage, hostname, rfc3339
+from gateway.registry.search.link import hostname
+from gateway.registry.search.page import SearchPage, plausible, rfc3339
 from gateway.registry.search.request import SearchRequest
 
 
@@ -47,7 +48,7 @@ def output(
                 "url": hit.url,
                 "hostname": hostname(hit.url),
                 "snippet": hit.snippet,
-                "publishedAt": hit.published_at,
+                "publishedAt": plausible(hit.published_at, retrieved_at),
                 "retrievedAt": seen,
                 "source": adapter.name,
                 "engine": hit.engine,

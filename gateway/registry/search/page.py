@@ -1,34 +1,24 @@
-"""Results as the node passes them on: plain text, http(s) links, each link once, in the engine's own order.
+"""Results as the node passes them on: plain text, public http(s) links, each page once, in the engine's own order.
 
-Engines are strangers: every string is stripped of markup, control, bidirectional and invisible characters before it
-goes anywhere, and a result without a usable link is dropped.  Nothing is added that the engine did not say.
+Engines are strangers: every string is made one line without hidden characters before it goes anywhere (`text`), and a
+result without a usable link is dropped (`link`).  Nothing is added that the engine did not say.
 """
 
 from __future__ import annotations
 
-import html
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
 from gateway.errors import EngineBlocked, ExecutorFailed
+from gateway.registry.search.link import page_of, web_url
+from gateway.registry.search.text import TextKind, one_line
 
 TITLE_CHARS = 300
 SNIPPET_CHARS = 1000
-URL_CHARS = 2048
-RAW_CHARS = 8192
-
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-_SCRIPT = re.compile(r"<(script|style)\b.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?[a-zA-Z!?][^>]*(?:>|\Z)")
-_JOINERS = "\u200c\u200d"  # part of the spelling of Persian, Indic scripts and emoji
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
-_PORTS = {"http": 80, "https": 443}
+EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
 
 
 @attrs.frozen
@@ -67,20 +57,27 @@ def blocked(target: str, cause: str, detail: str, **more: Any) -> EngineBlocked:
 
 
 def collect(
-    target: str, items: Any, fields: Mapping[str, str], *, limit: int, engine: str | None = None
+    target: str,
+    items: Any,
+    fields: Mapping[str, str],
+    *,
+    limit: int,
+    engine: str | None = None,
+    kind: TextKind = "plain",
 ) -> tuple[Hit, ...]:
-    """Read an engine's result list: at most `limit` hits, the engine's order, each normalised link once.
+    """Read an engine's result list: at most `limit` hits, the engine's order, each page once.
 
-    `fields` names the engine's members for title, url, snippet and (optionally) published.  Raises `ExecutorFailed`
+    `fields` names the engine's members for title, url, snippet and (optionally) published; `kind` is what their text
+    is.  Raises `ExecutorFailed`
     when `items` is no list, or when it holds results and not one of them is usable.
     """
     if not isinstance(items, list):
         raise failed(target, "malformed_answer", "its results are not a list")
     hits: dict[str, Hit] = {}
     for item in items:
-        hit = read_hit(item, fields, engine)
+        hit = read_hit(item, fields, engine, kind)
         if hit is not None:
-            hits.setdefault(normalised(hit.url), hit)
+            hits.setdefault(page_of(hit.url), hit)
         if len(hits) == limit:
             break
     if items and not hits:
@@ -88,7 +85,7 @@ def collect(
     return tuple(hits.values())
 
 
-def read_hit(item: Any, fields: Mapping[str, str], engine: str | None) -> Hit | None:
+def read_hit(item: Any, fields: Mapping[str, str], engine: str | None, kind: TextKind) -> Hit | None:
     """Read one result; None when it has no usable link."""
     if not isinstance(item, dict):
         return None
@@ -96,60 +93,12 @@ def read_hit(item: Any, fields: Mapping[str, str], engine: str | None) -> Hit | 
     if url is None:
         return None
     return Hit(
-        title=plain(item.get(fields["title"]), TITLE_CHARS) or url,
+        title=one_line(item.get(fields["title"]), TITLE_CHARS, kind) or url,
         url=url,
-        snippet=plain(item.get(fields["snippet"]), SNIPPET_CHARS),
+        snippet=one_line(item.get(fields["snippet"]), SNIPPET_CHARS, kind),
         published_at=timestamp(item.get(fields.get("published", ""))),
         engine=engine or _engine(item),
     )
-
-
-def plain(value: Any, limit: int) -> str:
-    """Return `value` as one line of plain text of at most `limit` characters; anything but a string is empty."""
-    if not isinstance(value, str):
-        return ""
-    text = value[:RAW_CHARS]
-    for markup in (_COMMENT, _SCRIPT, _TAG):
-        text = markup.sub(" ", text)
-    folded = " ".join(visible(html.unescape(text)).split())
-    folded = re.sub(r" ([.,;:!?)\]])", r"\1", folded)
-    return folded if len(folded) <= limit else folded[: limit - 1].rstrip() + "…"
-
-
-def visible(text: str) -> str:
-    """Return `text` without characters that do not show, above all those that reorder or hide others."""
-    return "".join(
-        character
-        if character in _JOINERS or unicodedata.category(character) not in _UNSEEN
-        else (" " if character.isspace() else "")
-        for character in text
-    )
-
-
-def web_url(value: Any) -> str | None:
-    """Return `value` if it is an http(s) URL of a named host, without credentials or hidden characters; else None."""
-    if not isinstance(value, str):
-        return None
-    url = value.strip()
-    if not url or len(url) > URL_CHARS or "\\" in url or any(part.isspace() for part in url) or visible(url) != url:
-        return None
-    parts = _split(url)
-    if parts is None or parts.scheme not in _PORTS or not parts.hostname or "@" in parts.netloc:
-        return None
-    return url
-
-
-def normalised(url: str) -> str:
-    """Return the form under which two links are the same: host in lower case, no default port, no fragment."""
-    parts = urlsplit(url)
-    port = "" if parts.port in {None, _PORTS[parts.scheme]} else f":{parts.port}"
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{parts.scheme}://{parts.hostname}{port}{parts.path or '/'}{query}"
-
-
-def hostname(url: str) -> str:
-    """Return the host of a link that `web_url` accepted."""
-    return urlsplit(url).hostname or ""
 
 
 def timestamp(value: Any) -> str | None:
@@ -163,6 +112,14 @@ def timestamp(value: Any) -> str | None:
         return None
 
 
+def plausible(told: str | None, now: datetime) -> str | None:
+    """Return an engine's date, None for one before the web or in the future (a day is left for other time zones)."""
+    if told is None:
+        return None
+    moment = datetime.fromisoformat(told)
+    return told if EARLIEST <= moment <= now + timedelta(days=1) else None
+
+
 def rfc3339(moment: datetime) -> str:
     """Return an aware time as RFC 3339 UTC with milliseconds."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -170,20 +127,11 @@ def rfc3339(moment: datetime) -> str:
 
 def names(values: Iterable[Any]) -> tuple[str, ...]:
     """Return the engine names among `values` (a name, or a list that starts with one), each once, sorted."""
-    found = {plain(each[0] if isinstance(each, list) and each else each, 100) for each in values}
+    found = {one_line(each[0] if isinstance(each, list) and each else each, 100, "plain") for each in values}
     return tuple(sorted(found - {""}))
-
-
-def _split(url: str) -> SplitResult | None:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises for a port that is no number
-    except ValueError:
-        return None
-    return parts
 
 
 def _engine(item: Mapping[str, Any]) -> str | None:
     engines = item.get("engines")
     named = item.get("engine") or (engines[0] if isinstance(engines, list) and engines else None)
-    return plain(named, 100) or None
+    return one_line(named, 100, "plain") or None

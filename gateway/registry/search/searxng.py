@@ -38,7 +38,12 @@ class SearxngAdapter:
         """Return the search call: the query without commands, the locale language and region in one (`de-AT`)."""
         language = self.capabilities.language_of(request)
         query = urlencode(
-            {"q": plain_query(request.query, SEARXNG), "format": "json", "language": f"{language}-{request.region}"}
+            {
+                "q": plain_query(request.query, SEARXNG),
+                "format": "json",
+                "language": f"{language}-{request.region}",
+                "safesearch": "1",
+            }
         )
         url = f"{self.base_url.rstrip('/')}/search"
         accept = ("accept", "application/json")
@@ -48,7 +53,11 @@ class SearxngAdapter:
         return HttpCall("POST", url, (accept, form), query.encode(), target=self.name)
 
     def read(self, request: SearchRequest, answer: HttpAnswer) -> SearchPage:
-        """Read the page; no results while engines did not respond means blocked, not empty."""
+        """Read the page.
+
+        No results while engines did not respond means blocked, not empty.  Nor are an error beside an empty list, or
+        answers and infoboxes without a link, a page without results.
+        """
         body = json_object(self.name, answer)
         silent = body.get("unresponsive_engines", [])
         if not isinstance(silent, list):
@@ -58,6 +67,10 @@ class SearxngAdapter:
             named = names(silent)
             told = f"no results, and these engines did not respond: {', '.join(named)}"
             raise blocked(self.name, "engines_silent", told, unresponsive=list(named))
+        if not hits and body.get("error"):
+            raise failed(self.name, "upstream_error", "it answered with an error beside an empty list")
+        if not hits and (body.get("answers") or body.get("infoboxes")):
+            raise blocked(self.name, "no_results", "it answered without a link to any page")
         return SearchPage(hits, degraded=bool(silent), unresponsive=names(silent))
 
     def probe_calls(self) -> tuple[HttpCall, ...]:

@@ -14,6 +14,7 @@ from gateway.registry.search.adapter import Capabilities, Cost, json_object, key
 from gateway.registry.search.page import SearchPage, collect
 from gateway.registry.search.request import SearchRequest
 
+MOST_RESULTS = 20
 BASE_URL = "https://api.tavily.com"
 FIELDS = {"title": "title", "url": "url", "snippet": "content", "published": "published_date"}
 
@@ -47,7 +48,7 @@ class TavilyAdapter:
         """Return the search call: raw results of the general topic, no synthesized answer."""
         body = {
             "query": request.query,
-            "max_results": request.max_results,
+            "max_results": min(2 * request.max_results, MOST_RESULTS),  # some are one page
             "topic": "general",
             "search_depth": "basic",
             "include_answer": False,

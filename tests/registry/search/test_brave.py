@@ -36,7 +36,7 @@ def test_the_call_carries_the_key_and_the_requests_terms() -> None:
     assert (call.method, url.netloc, url.path) == ("GET", "api.search.brave.com", "/res/v1/web/search")
     assert dict(call.headers)["x-subscription-token"] == "secret-key"
     query = parse_qs(url.query)
-    assert (query["q"], query["count"], query["country"], query["search_lang"]) == (["trio"], ["4"], ["BR"], ["pt-br"])
+    assert (query["q"], query["count"], query["country"], query["search_lang"]) == (["trio"], ["8"], ["BR"], ["pt-br"])
 
 
 def test_the_key_is_not_in_the_adapters_text() -> None:

@@ -20,7 +20,7 @@ RESULT = {
     "url": "https://trio.example/",
     "publishedDate": "2026-01-05T10:00:00.123Z",
     "text": "The whole text of the page",
-    "highlights": ["A telling <em>sentence</em>"],
+    "highlights": ["A telling sentence"],
 }
 
 

@@ -16,7 +16,7 @@ ADAPTER = SearxngAdapter("searxng", "http://127.0.0.1:8888/searx/")
 REQUEST = SearchRequest("trio & actors", max_results=2, language="de", region="AT")
 RESULT = {
     "url": "https://trio.example/docs",
-    "title": "Trio &mdash; <b>docs</b>",
+    "title": "Trio: nursery<T> & docs",
     "content": "Structured\nconcurrency",
     "engine": "brave",
     "engines": ["brave", "bing"],
@@ -40,7 +40,12 @@ def test_the_call_asks_for_json_in_the_requests_locale() -> None:
     call = ADAPTER.plan(REQUEST)
     url = urlsplit(call.url)
     assert (call.method, url.path, call.target) == ("GET", "/searx/search", "searxng")
-    assert parse_qs(url.query) == {"q": ["trio & actors"], "format": ["json"], "language": ["de-AT"]}
+    assert parse_qs(url.query) == {
+        "q": ["trio & actors"],
+        "format": ["json"],
+        "language": ["de-AT"],
+        "safesearch": ["1"],
+    }
 
 
 def test_a_query_too_long_for_a_request_line_goes_whole_as_a_form() -> None:
@@ -52,7 +57,7 @@ def test_a_query_too_long_for_a_request_line_goes_whole_as_a_form() -> None:
 
 def test_a_result_is_read_whole_and_plain() -> None:
     (hit,) = read(PAGE).hits
-    assert hit.title == "Trio — docs"
+    assert hit.title == "Trio: nursery<T> & docs"
     assert hit.url == "https://trio.example/docs"
     assert hit.snippet == "Structured concurrency"
     assert hit.published_at == "2026-02-03T04:05:06.000Z"
@@ -131,3 +136,11 @@ def test_any_language_and_region_is_served_but_no_other_subtags() -> None:
     lacks = ADAPTER.capabilities.lacks
     assert lacks(SearchRequest("a", language="ja", region="JP")) is None
     assert lacks(SearchRequest("a", language="zh-Hant", region="TW")) == "language_unsupported"
+
+
+@pytest.mark.parametrize(
+    "more", [{"error": "engines failed"}, {"answers": ["42"]}, {"infoboxes": [{"infobox": "Trio"}]}]
+)
+def test_an_empty_list_with_something_beside_it_is_never_no_results(more: dict[str, Any]) -> None:
+    with pytest.raises(ExecutorFailed):
+        read({"results": [], **more})

@@ -33,7 +33,7 @@ def test_the_call_carries_the_key_and_the_requests_terms() -> None:
     assert (call.method, call.url) == ("POST", "https://api.tavily.com/search")
     assert dict(call.headers)["authorization"] == "Bearer tvly-secret"
     body = json.loads(call.content)
-    assert (body["query"], body["max_results"], body["country"]) == ("trio", 5, "united kingdom")
+    assert (body["query"], body["max_results"], body["country"]) == ("trio", 10, "united kingdom")
     assert body["include_answer"] is False
 
 
