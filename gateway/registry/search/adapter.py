@@ -6,7 +6,7 @@ one looks its answer up.  An adapter that cannot serve a request as it stands sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
@@ -26,7 +26,7 @@ class Capabilities:
 
     Attributes:
         languages: BCP 47 tags in lower case, with a region or script only where the engine tells those apart; None: any
-            language that needs no more than its primary tag.
+            language, with or without a region.
         regions: ISO 3166-1 codes; None: any.
         locales: the only pairs of primary tag and region, where the engine knows no others.
         max_query_chars: Unicode code points.
@@ -56,17 +56,36 @@ class Capabilities:
         return next((reason for reason, holds in checks if not holds), None)
 
     def language_of(self, request: SearchRequest) -> str | None:
-        """Return the engine's own tag for the request's language, the narrowest that fits; None: it does not speak it.
+        """Return the engine's own tag that serves the request's language; None: it does not speak it.
 
-        A region in the tag is taken for the request's region and must be the same one; other subtags must be known.
+        It is found by lookup (RFC 4647 section 3.4): the tag itself, then its parents, without the last subtag each.
+        A tag that is a language alone is looked for with the request's region first.  An engine that knows any
+        language is asked for the language, with the tag's own region where it has one.
         """
-        tag, region = request.language.lower(), request.region.lower()
-        primary = tag.partition("-")[0]
-        regional = f"{primary}-{region}"
-        fitting = (regional, primary) if tag in {primary, regional} else (tag,)
+        tag = request.language.lower()
+        primary, *more = tag.split("-")
         if self.languages is None:
-            return primary if primary in fitting else None
-        return next((each for each in fitting if each in self.languages), None)
+            region = next((each for each in more if len(each) == 2), None)
+            return f"{primary}-{region}" if region else primary
+        regional = [f"{primary}-{request.region.lower()}"] if tag == primary else []
+        return next((each for each in (*regional, *lookup(tag)) if each in self.languages), None)
+
+
+def lookup(tag: str) -> Iterator[str]:
+    """Yield a tag and its parents, the narrowest first (RFC 4647 section 3.4); a single letter never ends one."""
+    parts = tag.split("-")
+    while parts:
+        yield "-".join(parts)
+        parts.pop()
+        while parts and len(parts[-1]) == 1:
+            parts.pop()
+
+
+def written(tag: str) -> str:
+    """Return a tag in its usual case (RFC 5646 section 2.1.1): `zh-Hant-TW`."""
+    primary, *more = tag.split("-")
+    cased = (each.upper() if len(each) == 2 else each.title() if len(each) == 4 else each for each in more)
+    return "-".join((primary, *cased))
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from gateway.registry.search.adapter import Adapter, route_id
+from gateway.registry.search.adapter import Adapter, route_id, written
 from gateway.registry.search.link import hostname
 from gateway.registry.search.page import SearchPage, plausible, rfc3339
 from gateway.registry.search.request import SearchRequest
@@ -56,13 +56,19 @@ def output(
             for rank, hit in enumerate(page.hits, 1)
         ],
         "coverage": adapter.coverage,
-        "language": request.language,
+        "language": _language(request, adapter),
         "region": request.region,
         "synthesized": False,
         "unresponsive": list(page.unresponsive),
         "freshness": {"retrievedAt": seen, "cached": False, "ageMs": 0},
         "route": route,
     }
+
+
+def _language(request: SearchRequest, adapter: Adapter) -> str:
+    """Return the language that was searched in: the one asked for, or the narrowest that the engine knows of it."""
+    used = adapter.capabilities.language_of(request)
+    return request.language if used in {None, request.language.lower()} else written(used or "")
 
 
 def route(

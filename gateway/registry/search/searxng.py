@@ -11,7 +11,7 @@ import attrs
 from gateway.errors import GatewayError
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
-from gateway.registry.search.adapter import Capabilities, Cost, json_object
+from gateway.registry.search.adapter import Capabilities, Cost, json_object, written
 from gateway.registry.search.page import SearchPage, blocked, collect, failed, names
 from gateway.registry.search.plain_query import SEARXNG, plain_query
 from gateway.registry.search.request import SearchRequest
@@ -36,12 +36,13 @@ class SearxngAdapter:
 
     def plan(self, request: SearchRequest) -> HttpCall:
         """Return the search call: the query without commands, the locale language and region in one (`de-AT`)."""
-        language = self.capabilities.language_of(request)
+        spoken = self.capabilities.language_of(request) or ""
+        language = written(spoken) if "-" in spoken else f"{spoken}-{request.region}"
         query = urlencode(
             {
                 "q": plain_query(request.query, SEARXNG),
                 "format": "json",
-                "language": f"{language}-{request.region}",
+                "language": language,
                 "safesearch": "1",
             }
         )

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import EngineBlocked, ExecutorFailed
 from gateway.registry.http_call import HttpAnswer
-from gateway.registry.search.adapter import Capabilities, json_object, keyed_finding
+from gateway.registry.search.adapter import Capabilities, json_object, keyed_finding, lookup, written
 from gateway.registry.search.request import SearchRequest
 
 ANY = Capabilities(languages=None, regions=None)
@@ -24,12 +24,15 @@ def answer(content: bytes, status: int = 200) -> HttpAnswer:
     ("capabilities", "language", "region", "spoken"),
     [
         (ANY, "de", "US", "de"),
-        (ANY, "de-AT", "AT", "de"),
-        (ANY, "de-AT", "DE", None),
-        (ANY, "zh-Hant", "TW", None),
+        (ANY, "de-AT", "AT", "de-at"),
+        (ANY, "de-AT", "DE", "de-at"),
+        (ANY, "de-1996", "DE", "de"),
+        (ANY, "zh-Hant", "TW", "zh"),
+        (ANY, "zh-Hant-TW", "US", "zh-tw"),
         (ENGLISH, "en", "US", "en"),
         (ENGLISH, "en-GB", "GB", "en"),
-        (ENGLISH, "en-GB", "US", None),
+        (ENGLISH, "en-GB", "US", "en"),
+        (ENGLISH, "en-GB-oxendict", "US", "en"),
         (ENGLISH, "de", "US", None),
         (ENGLISH, "eng", "US", None),
         (REGIONAL, "en", "GB", "en-gb"),
@@ -37,11 +40,14 @@ def answer(content: bytes, status: int = 200) -> HttpAnswer:
         (REGIONAL, "en-GB", "US", "en-gb"),
         (REGIONAL, "pt", "BR", "pt-br"),
         (REGIONAL, "pt", "PT", None),
+        (REGIONAL, "pt-BR", "US", "pt-br"),
+        (REGIONAL, "pt-BR-abl1943", "US", "pt-br"),
         (REGIONAL, "zh-Hant", "TW", "zh-hant"),
+        (REGIONAL, "zh-Hant-TW", "US", "zh-hant"),
         (REGIONAL, "zh", "TW", None),
     ],
 )
-def test_the_language_is_the_narrowest_tag_that_means_the_same(
+def test_the_language_is_found_by_lookup(
     capabilities: Capabilities, language: str, region: str, spoken: str | None
 ) -> None:
     assert capabilities.language_of(request(language=language, region=region)) == spoken
@@ -110,3 +116,13 @@ def test_an_engine_that_bills_every_call_is_proved_by_its_configuration_only() -
     assert keyed_finding("k").ok
     assert keyed_finding("k").basis == "configuration"
     assert keyed_finding("").reason == "key_missing"
+
+
+def test_a_single_letter_ends_no_parent() -> None:
+    assert list(lookup("zh-hant-x-a-b")) == ["zh-hant-x-a-b", "zh-hant", "zh"]
+    assert list(lookup("de")) == ["de"]
+
+
+@pytest.mark.parametrize("tag", ["en", "pt-BR", "zh-Hant-TW", "de-1996"])
+def test_a_tag_is_written_in_its_usual_case(tag: str) -> None:
+    assert written(tag.lower()) == tag

@@ -89,3 +89,19 @@ def test_a_stand_in_of_the_local_world_is_marked() -> None:
 )
 def test_amounts_are_exact_decimal_text(decimals: int, atomic: int, usd: str) -> None:
     assert Asset("USD", decimals).usd(atomic) == usd
+
+
+@pytest.mark.parametrize(
+    ("language", "told"),
+    [("en", "en"), ("en-GB", "en-GB"), ("pt-BR", "pt-BR"), ("de-1996", "de"), ("zh-Hant-TW", "zh-TW")],
+)
+def test_the_language_that_was_searched_in_is_told(language: str, told: str) -> None:
+    adapter = SearxngAdapter("s", "http://127.0.0.1")
+    said = output(
+        SearchRequest("a", language=language),
+        SearchPage(()),
+        adapter,
+        {},
+        retrieved_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    assert said["language"] == told

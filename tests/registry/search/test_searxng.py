@@ -132,10 +132,15 @@ def test_anything_else_is_not_health(health: HttpAnswer, config: HttpAnswer, rea
     assert (finding.ok, finding.reason) == (False, reason)
 
 
-def test_any_language_and_region_is_served_but_no_other_subtags() -> None:
-    lacks = ADAPTER.capabilities.lacks
-    assert lacks(SearchRequest("a", language="ja", region="JP")) is None
-    assert lacks(SearchRequest("a", language="zh-Hant", region="TW")) == "language_unsupported"
+@pytest.mark.parametrize(
+    ("language", "region", "asked"),
+    [("ja", "JP", "ja-JP"), ("pt-BR", "US", "pt-br"), ("zh-Hant-TW", "US", "zh-tw"), ("de-1996", "AT", "de-AT")],
+)
+def test_any_language_and_region_is_served(language: str, region: str, asked: str) -> None:
+    wanted = SearchRequest("a", language=language, region=region)
+    assert ADAPTER.capabilities.lacks(wanted) is None
+    (told,) = parse_qs(urlsplit(ADAPTER.plan(wanted).url).query)["language"]
+    assert told.lower() == asked.lower()
 
 
 @pytest.mark.parametrize(
