@@ -251,9 +251,11 @@ def _told(adapter: Adapter, problem: ExecutorFailed | UpstreamFailed, attempt: A
 def _spent(attempts: Sequence[Attempt]) -> Spent:
     """Return what the calls cost together: an engine that failed after it was asked may bill all the same."""
     *before, serving = attempts
-    lost = sum(each.adapter.cost.atomic for each in before if each.sent)
-    basis = serving.adapter.cost.basis + ("_and_failed_attempts" if lost else "")
-    return Spent(serving.adapter.cost.atomic + lost, basis)
+    lost = [each.adapter.cost.atomic for each in before if each.sent]
+    costs = [*lost, serving.adapter.cost.atomic]
+    basis = serving.adapter.cost.basis + ("_and_failed_attempts" if any(each != 0 for each in lost) else "")
+    known = [each for each in costs if each is not None]
+    return Spent(sum(known) if len(known) == len(costs) else None, basis)
 
 
 def _shown(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:

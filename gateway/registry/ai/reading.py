@@ -6,11 +6,9 @@ the key, or the upstream's own prose, which may quote both: only machine words o
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import orjson
@@ -21,6 +19,7 @@ from gateway.registry.ai.prompt import Message, Prompt
 from gateway.registry.call_evidence import Weight
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
+from gateway.registry.retry_after import retry_after
 from gateway.registry.upstream_json import read_json
 
 Headers = tuple[tuple[str, str], ...]
@@ -30,7 +29,6 @@ PROBE_S = 5.0
 CANARY_S = 30.0
 MOST_TOKENS = 10**9
 """No upstream counts as many."""
-LONGEST_RETRY_S = 86_400.0
 
 CUT_OFF = "no_text"
 """Why an answer that was cut off or filtered before its first word is not sold."""
@@ -102,24 +100,13 @@ def refusal(status: int, error: Any, answer: HttpAnswer, key: str) -> ModelFaile
     return ModelFailed(
         _reason(status, details),
         f"answered {status}" + (f" ({word})" if word else ""),
-        retry_after=retry_after(answer.headers, details),
+        retry_after=asked_wait(answer.headers, details),
     )
 
 
-def retry_after(headers: Mapping[str, str], error: Mapping[str, Any] | None = None) -> float | None:
-    """Return the seconds that an upstream asked to wait, at most a day; None where it did not say.
-
-    A date in `retry-after` is held against the answer's own `date`; Gemini says it in `RetryInfo` of the error.
-    """
-    told = headers.get("retry-after", "").strip()
-    delays = (text_member(each, "retryDelay") or "" for each in objects((error or {}).get("details")))
-    waits = (
-        _number(headers.get("retry-after-ms", ""), per=1000),
-        _number(told),
-        _until(told, headers.get("date", "")),
-        *(_number(each.removesuffix("s")) for each in delays),
-    )
-    return next((min(each, LONGEST_RETRY_S) for each in waits if each is not None), None)
+def asked_wait(headers: Mapping[str, str], error: Mapping[str, Any]) -> float | None:
+    """Return the seconds that an upstream asked to wait; Gemini says it in `RetryInfo` of the error."""
+    return retry_after(headers, (text_member(each, "retryDelay") or "" for each in objects(error.get("details"))))
 
 
 def completion(
@@ -291,18 +278,3 @@ def _word(error: Any, key: str) -> str | None:
         if word and len(word) <= 64 and MACHINE_WORD.fullmatch(word) and not (key and (word in key or key in word)):
             return word
     return None
-
-
-def _number(told: str, per: float = 1.0) -> float | None:
-    try:
-        value = float(told) / per
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
-
-
-def _until(told: str, now: str) -> float | None:
-    try:
-        return max(0.0, (parsedate_to_datetime(told) - parsedate_to_datetime(now)).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -13,6 +13,7 @@ import attrs
 
 from gateway.registry.http_call import HttpAnswer, HttpCall
 from gateway.registry.qualification import Finding
+from gateway.registry.retry_after import retry_after
 from gateway.registry.search.page import SearchPage, blocked, failed
 from gateway.registry.search.request import SearchRequest
 from gateway.registry.upstream_json import read_json
@@ -90,9 +91,12 @@ def written(tag: str) -> str:
 
 @attrs.frozen
 class Cost:
-    """What one call costs the node, in atomic units of the node's accounting asset, and what that figure rests on."""
+    """What one call costs the node, in atomic units of the node's accounting asset, and what that figure rests on.
 
-    atomic: int = 0
+    `atomic` is None where the engine bills and the operator did not say how much.
+    """
+
+    atomic: int | None = 0
     basis: str = "no_charge_per_call"
     billed: bool = False
 
@@ -193,10 +197,11 @@ def json_object(target: str, answer: HttpAnswer) -> dict[str, Any]:
 
     403 and 429 are how engines and the gates before them turn programs away; so is a CAPTCHA page in place of JSON.
     """
-    if answer.status in {403, 429}:
-        raise blocked(target, f"status_{answer.status}", f"answered {answer.status}")
-    if answer.status != 200:
-        raise failed(target, f"status_{answer.status}", f"answered {answer.status}")
+    status, wait = answer.status, retry_after(answer.headers)
+    if status in {403, 429}:
+        raise blocked(target, f"status_{status}", f"answered {status}", retry_after=wait)
+    if status != 200:
+        raise failed(target, f"status_{status}", f"answered {status}", retry_after=wait)
     try:
         value = read_json(answer.content)
     except ValueError:

@@ -112,7 +112,7 @@ def _billed(settings: AdapterSettings) -> Cost:
     if not settings.key:
         raise AdapterSettingsError(f"a {settings.kind} adapter needs key_file, a file that holds its API key")
     basis = "billed_per_call_rate_not_configured" if not settings.cost_atomic else "configured_per_call"
-    return Cost(settings.cost_atomic or 0, basis, billed=True)
+    return Cost(settings.cost_atomic or None, basis, billed=True)
 
 
 _KINDS: dict[str, Callable[[AdapterSettings, str], Adapter]] = {

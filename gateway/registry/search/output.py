@@ -28,9 +28,9 @@ class Asset:
 
 @attrs.frozen
 class Spent:
-    """What the calls of one search cost the node together."""
+    """What the calls of one search cost the node together; None where that is not known."""
 
-    atomic: int
+    atomic: int | None
     basis: str
 
 
@@ -83,8 +83,8 @@ def route(
         "fallback": fallback,
         "cost": {
             "asset": asset.symbol,
-            "amountAtomic": str(spent.atomic),
-            "usd": asset.usd(spent.atomic),
+            "amountAtomic": None if spent.atomic is None else str(spent.atomic),
+            "usd": None if spent.atomic is None else asset.usd(spent.atomic),
             "basis": spent.basis,
         },
     }

@@ -46,14 +46,15 @@ class SearchPage:
     unresponsive: tuple[str, ...] = ()
 
 
-def failed(target: str, reason: str, detail: str) -> ExecutorFailed:
+def failed(target: str, reason: str, detail: str, *, retry_after: float | None = None) -> ExecutorFailed:
     """Return the failure of an engine, with its machine `reason` beside the text."""
-    return ExecutorFailed(f"{target}: {detail}", extra={"reason": reason})
+    return ExecutorFailed(f"{target}: {detail}", extra={"reason": reason}, retry_after=retry_after)
 
 
-def blocked(target: str, cause: str, detail: str, **more: Any) -> EngineBlocked:
+def blocked(target: str, cause: str, detail: str, *, retry_after: float | None = None, **more: Any) -> EngineBlocked:
     """Return the failure of an engine that turned the node away: `cause` is the machine word for what showed it."""
-    return EngineBlocked(f"{target}: {detail}", extra={"reason": "blocked", "cause": cause} | more)
+    extra = {"reason": "blocked", "cause": cause} | more
+    return EngineBlocked(f"{target}: {detail}", extra=extra, retry_after=retry_after)
 
 
 def collect(

@@ -66,7 +66,7 @@ def test_costs_say_what_they_rest_on() -> None:
     assert [(adapter.cost.atomic, adapter.cost.basis) for adapter in adapters] == [
         (0, "self_hosted_no_charge_per_call"),
         (5000, "configured_per_call"),
-        (0, "billed_per_call_rate_not_configured"),
+        (None, "billed_per_call_rate_not_configured"),
         (0, "no_charge_per_call"),
     ]
 

@@ -149,3 +149,10 @@ def test_any_language_and_region_is_served(language: str, region: str, asked: st
 def test_an_empty_list_with_something_beside_it_is_never_no_results(more: dict[str, Any]) -> None:
     with pytest.raises(ExecutorFailed):
         read({"results": [], **more})
+
+
+@pytest.mark.parametrize("status", [403, 429, 503])
+def test_the_wait_that_an_engine_asked_for_is_passed_on(status: int) -> None:
+    with pytest.raises(ExecutorFailed) as failure:
+        ADAPTER.read(REQUEST, HttpAnswer(status, {"retry-after": "17"}, b"", 1))
+    assert failure.value.retry_after == 17.0
