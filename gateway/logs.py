@@ -1,4 +1,6 @@
-"""Logs: JSON lines on standard error, times in UTC; never a key, a credential, a signature or a body.
+"""Logs on standard error, times in UTC: JSON lines, or text for a person on a terminal.
+
+They never tell a key, a credential, a signature or a body.
 
 Tracebacks are told by file, line and function only: the values in their frames are what must not be told.
 """
@@ -20,6 +22,8 @@ MAX_TEXT = 2_000
 
 DECEIVING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters and marks of direction that JSON leaves as they are: a terminal would obey them."""
+
+CONTROLS = re.compile(f"[\x00-\x1f]|{DECEIVING.pattern}")
 
 _TRACEBACKS = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
 
@@ -50,9 +54,14 @@ class Unbreakable:
         """Nothing: every line is flushed as it is written."""
 
 
-def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> None:
-    """Send structlog's events, and the warnings of everything else, to standard error (or `file`) as JSON lines."""
-    stream = Unbreakable(sys.stderr if file is None else file)
+def log_lines(level: int = logging.INFO, file: TextIO | None = None) -> None:
+    """Send structlog's events, and the warnings of everything else, to standard error (or `file`).
+
+    They are text on a terminal, else JSON lines.
+    """
+    target = sys.stderr if file is None else file
+    stream = Unbreakable(target)
+    render: Processor = _text if target.isatty() else structlog.processors.JSONRenderer(serializer=_line)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -62,7 +71,7 @@ def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> Non
         _cut,
     ]
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer(serializer=_line)],
+        processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", stream)),
         cache_logger_on_first_use=True,
@@ -72,7 +81,7 @@ def log_json_lines(level: int = logging.INFO, file: TextIO | None = None) -> Non
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(serializer=_line),
+                render,
             ],
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
         )
@@ -95,6 +104,28 @@ def _cut(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         if isinstance(value, str) and len(value) > MAX_TEXT:
             event[name] = value[:MAX_TEXT] + "…"
     return event
+
+
+def _text(_: WrappedLogger, __: str, event: EventDict) -> str:
+    """Return an event as text: a line, and one more for each item of a list of what is open or closed."""
+    time, level, name = (str(event.pop(each, "")) for each in ("timestamp", "level", "event"))
+    blocks = {each: event.pop(each) for each in ("open", "closed") if isinstance(event.get(each), list)}
+    members = " ".join(f"{each}={value}" for each, value in event.items() if value is not None)
+    lines = [f"{time[11:19]} {level:<8} {name} {members}".rstrip()]
+    for standing, items in blocks.items():
+        lines += [f"  {standing:<7} {_item(each)}" for each in items]
+    return "\n".join(_escaped(each) for each in lines)
+
+
+def _item(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    return f"{item['what']}: {item['reason'].replace('_', ' ')}; to open it: {item['fix']}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text without line ends and what a terminal would obey."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _line(event: Any, **_: object) -> str:

@@ -36,6 +36,7 @@ from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import standing
 from gateway.registry.ai.embedded import EmbeddedAdapter
 from gateway.registry.ai.listing import Selling
+from gateway.selling_log import SellingLog, states_of
 from gateway.shared_keys import join_keys
 from gateway.shared_terms import join_terms
 
@@ -78,6 +79,7 @@ class Running:
     runtime: Runtime
     store: Engine
     damaged: trio.Event
+    selling: SellingLog
 
 
 @asynccontextmanager
@@ -123,7 +125,8 @@ async def open_node(
                 ) as urls,
             ):
                 log.info("serving", urls=urls, base_url=configuration.base_url, operator=operator_urls)
-                yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store, damaged)
+                selling = SellingLog(partial(states_of, parts))
+                yield Running(urls, operator_urls[0] if operator_urls else None, runtime, store, damaged, selling)
             log.info("drained")
 
 
@@ -143,6 +146,7 @@ async def run_node(configuration: Configuration) -> None:
                 gc.freeze()  # what the start made lives as long as the process: no collection need look at it again
                 started.set()
                 nursery.start_soon(_stop_when, running.damaged, stop)
+                nursery.start_soon(running.selling.watch)
                 await stop.wait()
                 damaged = running.damaged.is_set()
         nursery.cancel_scope.cancel()

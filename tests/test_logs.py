@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.logs import MAX_TEXT, log_json_lines
+from gateway.logs import MAX_TEXT, log_lines
 
 
 class Disk(io.StringIO):
@@ -32,7 +32,7 @@ def stream() -> Iterator[Disk]:
     handlers, level = root.handlers[:], root.level
     structlog.reset_defaults()
     text = Disk()
-    log_json_lines(logging.INFO, text)
+    log_lines(logging.INFO, text)
     yield text
     structlog.reset_defaults()
     root.handlers[:] = handlers
@@ -111,7 +111,7 @@ def test_a_long_text_is_cut(stream: io.StringIO) -> None:
 
 def test_lines_go_to_standard_error_by_themselves(capsys: pytest.CaptureFixture[str], stream: io.StringIO) -> None:
     structlog.reset_defaults()
-    log_json_lines()
+    log_lines()
     structlog.get_logger("a").info("served")
     shown = capsys.readouterr()
     assert (shown.out, json.loads(shown.err)["event"]) == ("", "served")
@@ -148,3 +148,22 @@ def test_an_operation_is_named_in_one_way(stream: io.StringIO) -> None:
     structlog.get_logger().info("request", operationId="op_2")
     assert [each["operationId"] for each in lines(stream)] == ["op_1", "op_2"]
     assert "operation_id" not in stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_person_reads_text_and_nothing_moves_the_cursor(stream: io.StringIO) -> None:
+    terminal = Terminal()
+    log_lines(file=terminal)
+    closed = [{"what": "ai/m", "reason": "key_missing", "fix": "correct its key_file"}]
+    structlog.get_logger().info("selling", open=["payments"], closed=closed, node="a\x1b[2J\nb")
+    first, *more = terminal.getvalue().splitlines()
+    assert first.split()[1:] == ["info", "selling", "node=a\\u001b[2J\\u000ab"]
+    assert [" ".join(each.split()) for each in more] == [
+        "open payments",
+        "closed ai/m: key missing; to open it: correct its key_file",
+    ]
+    assert "\x1b" not in terminal.getvalue()

@@ -99,11 +99,11 @@ def _settings(config_path: Path | None, images: Path | None) -> SandboxSettings:
     import attrs
 
     from gateway.config import load
-    from gateway.logs import log_json_lines
+    from gateway.logs import log_lines
     from gateway.sandbox_settings import settings_of
 
     settings = settings_of(load(config_path))
-    log_json_lines(logging.CRITICAL)  # what went wrong is told by the command itself
+    log_lines(logging.CRITICAL)  # what went wrong is told by the command itself
     return attrs.evolve(settings, images=images.absolute()) if images else settings
 
 

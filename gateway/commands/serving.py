@@ -18,7 +18,10 @@ MOST_NODES = 8
 @CONFIG
 @click.option("--json", "_as_json", is_flag=True, help="Logs are JSON lines, with and without this.")
 def serve(config_path: Path | None, *, _as_json: bool) -> None:
-    """Run the node until SIGTERM or SIGINT, then drain and exit 0; logs are JSON lines on standard error."""
+    """Run the node until SIGTERM or SIGINT, then drain and exit 0.
+
+    It logs to standard error: JSON lines, or text on a terminal.
+    """
     # Until the node listens for it itself; an exception could be swallowed by whatever is being imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(FINE))
     with exit_codes():
@@ -28,10 +31,10 @@ def serve(config_path: Path | None, *, _as_json: bool) -> None:
 
         import trio
 
-        from gateway.logs import log_json_lines
+        from gateway.logs import log_lines
         from gateway.node import run_node
 
-        log_json_lines()
+        log_lines()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trio.run(run_node, configuration)
 

@@ -21,7 +21,7 @@ from tests.sandbox.launcher_driver import pinned_image, require_a_sandbox
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave the logs of this process as they are, and out of what a command prints."""
-    monkeypatch.setattr("gateway.logs.log_json_lines", lambda level: None)
+    monkeypatch.setattr("gateway.logs.log_lines", lambda level: None)
     with capture_logs():
         yield
 

@@ -22,7 +22,7 @@ from gateway.errors import PROBLEMS
 from gateway.http.models import ModelsPage
 from gateway.http.routes import Readiness, build_app
 from gateway.http.server import ServerLimits, bind, serve
-from gateway.logs import log_json_lines
+from gateway.logs import log_lines
 from gateway.registry.ai.catalog import CATALOG
 from gateway.registry.ai.choice import standing
 from gateway.registry.ai.listing import Selling
@@ -268,7 +268,7 @@ def logged() -> Any:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     structlog.reset_defaults()
-    log_json_lines(logging.DEBUG, stream)
+    log_lines(logging.DEBUG, stream)
     yield stream
     structlog.reset_defaults()
     root.handlers[:], root.level = handlers, level
