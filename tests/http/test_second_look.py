@@ -158,9 +158,7 @@ async def test_an_authorization_that_expired_unused_a_moment_ago_is_refused_at_o
         assert (answer.status, answer.code) == (402, "authorization_expires_too_soon")
 
 
-@pytest.mark.parametrize(
-    "changes", [{"to": OTHER_PAYER.address}, {"valid_after": int(time.time()) + 600, "valid_before": 2**40}]
-)
+@pytest.mark.parametrize("changes", [{"to": OTHER_PAYER.address}, {"valid_after": 2**39, "valid_before": 2**40}])
 async def test_what_cannot_have_paid_here_costs_no_look(tmp_path: Path, changes: dict[str, Any]) -> None:
     async with open_shop(tmp_path) as shop:
         answer = await refused(shop, "quote_expired", **changes)
