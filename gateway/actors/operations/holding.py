@@ -14,8 +14,8 @@ from gateway.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
-PAYERS_FAULT = re.compile(r"insufficient|invalid_.*signature|black_?list|block_?list|sanction", re.IGNORECASE)
-"""Reasons of a refused settlement that only the payer can have brought about."""
+PAYERS_FAULT = re.compile(r"insufficient(?!.*gas)|invalid_.*signature|black_?list|block_?list|sanction", re.IGNORECASE)
+"""Reasons of a refused settlement that only the payer can have brought about; gas is the facilitator's."""
 
 
 async def hold_payer_at_fault(life: Life, refusal: str, around: Surroundings) -> None:

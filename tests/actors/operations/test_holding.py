@@ -33,6 +33,8 @@ from tests.actors.operations.scene import (
         ("invalid_exact_evm_insufficient_balance", True),
         ("invalid_exact_evm_payload_signature", True),
         ("payer_blacklisted", True),
+        ("insufficient_gas", False),
+        ("insufficient_funds_for_gas", False),
         ("transaction_failed", False),
         ("invalid_transaction_state", False),
         ("unexpected_settle_error", False),
