@@ -56,12 +56,14 @@ class Known:
     """What a caller's names stand for: an operation that ended or runs, a failed one to take on again, or nothing.
 
     `payment_bound` is True where the authorization that came along is bound to another operation than that, `paid`
-    where the chain showed a failed attempt paid, so that it goes on without another payment.
+    where the chain showed a failed attempt paid, so that it goes on without another payment.  `undecided` is True where
+    a failed attempt's payment may have been made and the chain could not tell: no other is asked for before it does.
     """
 
     operation: Open | Ended | Earlier | None = None
     payment_bound: bool = False
     paid: bool = False
+    undecided: bool = False
 
 
 @attrs.frozen
@@ -296,7 +298,9 @@ def _known(message: LookUp, rows: Sequence[Sequence[Row]]) -> Known:
         if hit.hidden_from(message.reader):
             raise QuoteConflict("another payer has paid this quote")
         standing = _stands(hit, message)
-        return Known(standing, bound, paid=isinstance(standing, Earlier) and hit.settlement == "settled")
+        failed = isinstance(standing, Earlier)
+        paid, undecided = failed and hit.settlement == "settled", failed and hit.settlement == "unknown"
+        return Known(standing, bound, paid=paid, undecided=undecided)
     return Known(None, bound)
 
 

@@ -137,7 +137,7 @@ class Pipeline:
             ended = await self._standing(known, call, patience)
             if ended is not None:
                 return self._answer(ended, call)
-            if known.paid:
+            if known.paid or known.undecided:
                 return await self._claim(call)
             if not isinstance(known.operation, keys.Open):
                 break
@@ -327,6 +327,8 @@ class Pipeline:
         self._admit(call, known)
         if known.paid:
             return self._answer(await self._submit(call, known, None, turn), call)
+        if _is_of_another(known, call):
+            return await self._decided_first(call, known, turn)
         credential = call.asked.credential
         if credential is None:
             raise await self._challenged(call.asked.refusal or errors.PaymentRequired(), call)
@@ -355,6 +357,20 @@ class Pipeline:
         if not ended.replayed:
             self._give_back("unpaid_quotes", network, (quote.issued_at + 1) * 1000)
         return self._answer(ended, call, allowance.headers)
+
+    async def _decided_first(self, call: Call, known: keys.Known, turn: Turn) -> Outgoing:
+        """Go on with the payment of the failed attempt, which may have been made; it costs an attempt to ask.
+
+        Raises `OperationInProgress` where it was not: another may be asked for, or taken.
+        """
+        attempt = await Attempt.of(self.node.quota, call.counted_as[0])
+        try:
+            ended = await self._submit(call, known, None, turn, attempt=attempt)
+        except ops.Overtaken:
+            attempt.give_back()
+            raise
+        attempt.give_back()
+        return self._answer(ended, call)
 
     async def _paid_all_the_same(
         self, refused: errors.PaymentRefused, credential: Credential, call: Call, known: keys.Known
@@ -475,6 +491,14 @@ def _failed_meanwhile(known: keys.Known, waited_for: str | None, call: Call) -> 
         return None  # its callers had left
     theirs = call.authorization is not None and call.authorization[3] == earlier.failure.nonce
     return failure if theirs or not isinstance(failure, errors.PaymentRequired) else None
+
+
+def _is_of_another(known: keys.Known, call: Call) -> bool:
+    """Return True where the failed attempt has a payment that may have been made, and the request brings no such."""
+    earlier = known.operation
+    if not known.undecided or not isinstance(earlier, ops.Earlier) or earlier.failure is None:
+        return False
+    return call.authorization is None or call.authorization[3] != earlier.failure.nonce
 
 
 def _is_its_own(credential: Credential, refused: errors.PaymentRefused, known: keys.Known) -> bool:

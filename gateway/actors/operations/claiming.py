@@ -142,8 +142,9 @@ async def _taken_up(
 ) -> tuple[Payment | None, _Kept | None, rows.Settled | None]:
     """Return what pays for the next attempt, what is there already, and where the chain showed that payment made.
 
-    A payment that the chain showed made is used up before any other is taken.  Raises `Overtaken` where another node
-    has taken the attempt on since it was looked up.
+    A payment that the chain showed made is used up before any other is taken, and one that may have been made is taken
+    up where the order brings none.  Raises `Overtaken` where another node has taken the attempt on since it was looked
+    up.
     """
     found = await around.store.fetch(
         "SELECT settlement, transaction_hash, block_number, block_hash, sealed_payment, result_hash, route, executed_at"
@@ -153,9 +154,12 @@ async def _taken_up(
     if not found:
         raise Overtaken(operation_id=earlier.operation_id, retry_after=RETRY_AFTER_S)
     *settled, sealed_payment, result_hash, route, executed_at = found[0]
-    payment, kept, credit = order.payment, None, None
+    payment, kept, credit = order.payment, None, rows.seen_settled(*settled)
+    may_be_made = settled[0] == "unknown" and payment is None
     try:
-        if isinstance(sealed_payment, bytes) and (credit := rows.seen_settled(*settled)) is not None:
+        if not isinstance(sealed_payment, bytes):
+            credit = None
+        elif credit is not None or may_be_made:
             payment = Payment.load(around.seal.unwrap(earlier.operation_id, sealed_payment))
         if payment is not None and earlier.sealed_output is not None and result_hash is not None:
             served = open_output(earlier.data_key, earlier.operation_id, earlier.sealed_output)

@@ -114,8 +114,11 @@ async def _admitted(life: Life, around: Surroundings, reading: Reading | Unread)
 
 
 def _comes_too_late(life: Life, around: Surroundings) -> bool:
-    """Return True if a crash has cost so much time that the authorization does not outlive the run any more."""
-    if not life.tries:
+    """Return True if so much time has passed that the authorization does not outlive the run any more.
+
+    A crash has cost it, or it is the payment of an earlier attempt; that of a first one has just been checked.
+    """
+    if not life.tries and life.attempt == 1:
         return False
     run_s = life.operation.time_for(life.request) if life.operation and life.served is None else 0
     return life.paid_for().valid_before < around.clock_ms() / 1000 + run_s + SETTLE_MARGIN_S
