@@ -383,7 +383,7 @@ class NotFound(GatewayError):
     """No such resource."""
 
     code, status, title = "not_found", 404, "Not found"
-    next = "See the paths of this node's documentation; they are spelled in one way only."
+    next = "Correct the path: letter case, and a slash at its end, count."
 
 
 class OperationNotFound(GatewayError):
