@@ -251,7 +251,7 @@ def _converter() -> cattrs.Converter:
 
     def texts(value: Any, _: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise TypeError("must be a list of strings")
+            raise TypeError('must be a list of strings; write ["one", "two"]')
         return tuple(value)
 
     def tables(value: Any, kind: Any) -> tuple[Any, ...]:

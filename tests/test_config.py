@@ -297,6 +297,13 @@ def test_a_wrong_variable_is_named(name: str, raw: str, pointer: str) -> None:
     assert f"({name})" in violation.detail
 
 
+def test_how_a_list_is_written_in_a_variable_is_told() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(None, {"GATEWAY_NODE__LISTEN": "127.0.0.1:1"})
+    (violation,) = caught.value.violations
+    assert violation.detail == 'must be a list of strings; write ["one", "two"] (GATEWAY_NODE__LISTEN)'
+
+
 def test_a_file_that_cannot_be_read_or_is_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         load(tmp_path / "gone.toml", {})

@@ -24,7 +24,8 @@ def ask_operator(
     from gateway.operator_token import open_token, token_path
 
     if not configuration.node.operator_token_file and not token_path(configuration).exists():
-        raise Stop(UNREACHABLE, f"no node has run in {configuration.data_dir}; {why}")
+        reason = f"no node has run in {configuration.data_dir}; {why}. Name its configuration with --config"
+        raise Stop(UNREACHABLE, reason)
     headers = {"Authorization": f"Bearer {open_token(configuration, create=False)}"}
     url, json = f"{operator_url(configuration)}{path}", None if body is None else dict(body)
     answer = ask(method, url, headers=headers, json=json)

@@ -16,12 +16,13 @@ MOST_NODES = 8
 
 @click.command()
 @CONFIG
-@click.option("--json", "_as_json", is_flag=True, help="Logs are JSON lines, with and without this.")
-def serve(config_path: Path | None, *, _as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="A failure to start is a JSON document, too.")
+def serve(config_path: Path | None, *, as_json: bool) -> None:
     """Run the node until SIGTERM or SIGINT, then drain and exit 0.
 
     It logs to standard error: JSON lines, or text on a terminal.
     """
+    del as_json  # `Stop` reads it from the context
     # Until the node listens for it itself; an exception could be swallowed by whatever is being imported.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(FINE))
     with exit_codes():

@@ -76,6 +76,6 @@ async def test_what_it_does_not_answer_ends_the_command(tmp_path: Path, path: st
 
 async def test_where_no_node_ever_ran_the_reason_is_told(tmp_path: Path) -> None:
     async with listener(tmp_path / "elsewhere") as configuration:
-        with pytest.raises(Stop, match=r"no node has run in .*; only it knows") as ending:
+        with pytest.raises(Stop, match=r"no node has run in .*; only it knows\. Name .* with --config") as ending:
             await ask(configuration, "GET", "/said")
     assert ending.value.exit_code == 3

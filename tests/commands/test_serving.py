@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -12,6 +13,12 @@ def test_a_configuration_that_cannot_be_used_is_told_before_anything_slow_is_imp
     told = CliRunner().invoke(main, ["serve", "--config", "/nowhere/gateway.toml"])
     assert told.exit_code == 2
     assert told.stderr == "/nowhere/gateway.toml: cannot be read: No such file or directory\n"
+
+
+def test_with_json_a_node_that_cannot_start_says_so_in_json() -> None:
+    told = CliRunner().invoke(main, ["serve", "--json", "--config", "/nowhere/gateway.toml"])
+    assert told.exit_code == 2
+    assert json.loads(told.stdout)["code"] == "configuration_invalid"
 
 
 def test_without_the_world_the_demo_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
