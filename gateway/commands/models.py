@@ -37,7 +37,7 @@ def models(query: str, config_path: Path | None, *, node: str | None, available:
     if as_json:
         printing.document(told | {"data": found})
     elif rows:
-        printing.table(HEADINGS, rows)
+        printing.table(HEADINGS, rows, least=("billing",))
     else:
         click.echo("no models")
 

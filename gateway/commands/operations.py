@@ -31,6 +31,9 @@ HEADINGS = {
     "why": "failureCode",
 }
 
+LEAST = ("transaction", "claimed", "of")
+"""The columns that a narrow terminal goes without, the first of them first."""
+
 
 @click.group()
 def operations() -> None:
@@ -61,7 +64,7 @@ def list_operations(config_path: Path | None, *, state: str | None, limit: int, 
         printing.document({"operations": found})
     elif found:
         rows = [[_cell(each, name, payment) for name in HEADINGS.values()] for each in found]
-        printing.table(tuple(HEADINGS), rows, wide=wide)
+        printing.table(tuple(HEADINGS), rows, wide=wide, least=LEAST)
     else:
         click.echo("no operations")
 

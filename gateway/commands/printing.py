@@ -21,11 +21,14 @@ def document(value: Any) -> None:
     click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bool = False) -> None:
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bool = False, least: Sequence[str] = ()
+) -> None:
     """Print a table on standard output; what is None shows as a dash.
 
-    On a terminal that is too narrow for it, ids and hashes are shortened in the middle, and what is still too long is
-    cut at its end; a line never folds.  `wide` prints everything whole, as into a file.
+    On a terminal that is too narrow for it, ids and hashes are shortened in the middle, then the columns `least` are
+    left out, the first of them first, until the others fit, and a last line names them.  What is still too long is cut
+    at its end; a line never folds.  `wide` prints everything whole, as into a file.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -34,15 +37,27 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bo
 
     cells = [["-" if each is None else str(each) for each in row] for row in rows]
     console = Console(highlight=False, width=None if sys.stdout.isatty() and not wide else WIDTH_OF_A_FILE)
-    widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
-    if sys.stdout.isatty() and not wide and sum(widths) + 2 * len(widths) > console.width:
-        cells = [[shortened(each) for each in row] for row in cells]
+    columns = {heading: [row[at] for row in cells] for at, heading in enumerate(headings)}
+
+    def fits() -> bool:
+        return sum(max(map(cell_len, (heading, *column))) + 2 for heading, column in columns.items()) <= console.width
+
+    left_out: list[str] = []
+    if sys.stdout.isatty() and not wide and not fits():
+        columns = {heading: [shortened(each) for each in column] for heading, column in columns.items()}
+        for heading in least:
+            if fits():
+                break
+            del columns[heading]
+            left_out.append(heading)
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
+    for heading in columns:
         shown.add_column(heading, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
-    for row in cells:
+    for row in zip(*columns.values(), strict=True):
         shown.add_row(*map(Text, row))
     console.print(shown)
+    if left_out:
+        click.echo(f"no room for: {', '.join(name for name in headings if name in left_out)}; --json has everything")
 
 
 def shortened(cell: str) -> str:

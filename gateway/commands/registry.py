@@ -25,6 +25,9 @@ HEADINGS = {
     "errors": "errorRate",
 }
 
+LEAST = ("last probe", "p50 ms", "errors", "valid until", "model")
+"""The columns that a narrow terminal goes without, the first of them first."""
+
 
 @click.group()
 def registry() -> None:
@@ -84,4 +87,5 @@ def closed(routes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _print(routes: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
-    printing.table(tuple(HEADINGS), [[each.get(name) for name in HEADINGS.values()] for each in routes], wide=wide)
+    rows = [[each.get(name) for name in HEADINGS.values()] for each in routes]
+    printing.table(tuple(HEADINGS), rows, wide=wide, least=LEAST)

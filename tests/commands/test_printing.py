@@ -52,6 +52,23 @@ def test_a_narrow_terminal_shows_short_ids_and_never_folds(monkeypatch: pytest.M
     assert row.split() == ["op_01M8JC…X78DS", "search.paid", "RECEIPTED", "0.006000", "USDC", "0xabababa…babab"]
 
 
+def test_a_narrow_terminal_leaves_out_the_least_columns_and_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    headings = ("operation", "claimed", "amount", "why")
+    rows = [[OPERATION, "2026-11-28T00:47:38.000Z", "0.006000 USDC", None]]
+    printing.table(headings, rows, least=("claimed", "amount"))
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in terminal.getvalue().splitlines()]
+    assert [line.split() for line in lines[:2]] == [
+        ["operation", "amount", "why"],
+        ["op_01M8JC…X78DS", "0.006000", "USDC", "-"],
+    ]
+    assert lines[2:] == ["no room for: claimed; --json has everything"]
+
+
 @pytest.mark.parametrize(("columns", "wide"), [(200, False), (80, True)])
 def test_a_wide_table_has_whole_ids(monkeypatch: pytest.MonkeyPatch, columns: int, wide: bool) -> None:
     _, row = printed_on_a_terminal(monkeypatch, columns, wide=wide)
