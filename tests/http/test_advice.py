@@ -211,6 +211,8 @@ NO_REASON = frozenset(
         "sandbox.execute",
         "success",
         "unspecified",
+        "fix",  # members of a line of the log
+        "what",
     }
 )
 PUT_TOGETHER = frozenset({"error", "execution_failed", "execution_reconciliation"})
