@@ -81,3 +81,20 @@ async def test_each_look_at_an_undecided_payment_costs_an_attempt(tmp_path: Path
     async with undecided(tmp_path, attempts=3) as (shop, quoted):
         codes = [(await ask(shop, quoted, "none")).code for _ in range(4)]
         assert codes == ["settlement_pending"] * 2 + ["quota_exceeded"] * 2
+
+
+@WHO
+async def test_a_chain_that_is_behind_the_facilitator_is_no_reason_for_another_payment(
+    tmp_path: Path, payer: str
+) -> None:
+    async with open_shop(tmp_path) as shop:
+        quoted = await shop.post(key=KEY)
+        shop.bank.verification, shop.bank.standing = REFUSED, Standing.UNUSED
+        first = await shop.post(key=KEY, headers=PAYER.x402(quoted, nonce=NONCE))
+        again = await ask(shop, quoted, payer)
+        for answer in (first, again):
+            assert (answer.status, answer.code, answer.challenged) == (503, "settlement_pending", False)
+        shop.bank.standing, shop.bank.paid["0x" + NONCE.hex()] = None, TRANSACTION
+        served = await ask(shop, quoted, payer)
+        assert (served.status, served.json["receipt"]["settlement"]["transaction"]) == (200, TRANSACTION)
+        assert len(shop.bank.paid) == 1

@@ -143,7 +143,8 @@ async def _refused(life: Life, around: Surroundings, reason: str) -> Event:
         case Standing.EXPIRED:
             life.failure = AuthorizationExpiresTooSoon("the authorization has expired")
         case Standing.UNUSED if "nonce" in reason:
-            return _unverifiable(life, f"the facilitator says {reason}, and the chain shows the nonce unused")
+            # It may see further than our end point does.
+            return _undecided(life, f"the facilitator says {reason}, and the chain shows the nonce unused")
         case Standing.UNUSED:
             life.failure = await _meaning(reason, life, around)
     life.failure.operation_id = life.operation_id

@@ -107,8 +107,9 @@ async def test_a_refusal_that_the_chain_contradicts_asks_for_no_other_payment(
     scene.chain.verdicts.append(refused("invalid_exact_evm_nonce_already_used"))
     made = order(paid_by=payment())
     async with scene.node() as node:
-        with pytest.raises(FacilitatorUnavailable):
+        with pytest.raises(SettlementPending):
             await node.call(made)
+        assert await node.only("state", "settlement") == ("failed", "unknown")
         assert isinstance(await node.call(made), Ended)
 
 
