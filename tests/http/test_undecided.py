@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.actors.settlement import ChainUnavailable, Standing, Verdict, Verification
+from gateway.errors import ExecutorFailed
 from tests.http.shop import LIMITS, OTHER_PAYER, PAYER, Answer, Shop, open_shop
 
 KEY = "0123456789abcdef0123"
@@ -98,3 +99,22 @@ async def test_a_chain_that_is_behind_the_facilitator_is_no_reason_for_another_p
         served = await ask(shop, quoted, payer)
         assert (served.status, served.json["receipt"]["settlement"]["transaction"]) == (200, TRANSACTION)
         assert len(shop.bank.paid) == 1
+
+
+async def test_an_attempt_that_could_not_decide_it_either_leaves_it_undecided(tmp_path: Path) -> None:
+    async with undecided(tmp_path) as (shop, quoted):
+        shop.bank.verification = Verification(Verdict.UNAVAILABLE, "timeout")
+        for payer in ("none", "none", "other"):
+            answer = await ask(shop, quoted, payer)
+            assert (answer.status, answer.code, answer.challenged) == (503, "facilitator_unavailable", False)
+        shop.bank.away, shop.bank.paid["0x" + NONCE.hex()] = None, TRANSACTION
+        shop.bank.verification = REFUSED
+        assert (await ask(shop, quoted, "none")).status == 200
+
+
+async def test_a_payment_that_turns_out_valid_is_decided_whatever_becomes_of_its_run(tmp_path: Path) -> None:
+    async with undecided(tmp_path) as (shop, quoted):
+        shop.bank.verification, shop.search.failure = Verification(Verdict.VALID), ExecutorFailed()
+        assert (await ask(shop, quoted, "none")).status == 502
+        shop.search.failure = None
+        assert (await ask(shop, quoted, "none")).status == 402

@@ -37,9 +37,9 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
     The claim of an order without rivals is left to its first durable step (`Life.claim`).
     """
     now, earlier = around.clock_ms(), order.earlier
-    payment, kept, credit = order.payment, None, None
+    payment, kept, credit, undecided = order.payment, None, None, False
     if earlier is not None:
-        payment, kept, credit = await _taken_up(order, earlier, around)
+        payment, kept, credit, undecided = await _taken_up(order, earlier, around)
     if payment is None and order.operation.sells(order.request):
         raise PaymentRequired
     if payment is None and earlier is None and order.fresh and around.store.health.writable:
@@ -61,7 +61,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         told, _ = await rows.history(around.store, operation_id)
         attempt = earlier.attempt + 1
         note = f"attempt {attempt}"
-        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, credit=credit)
+        steps = next_claim(owner, order, payment, sealed, now=now, attempt=attempt, credit=credit, undecided=undecided)
     happened = rows.happenings(owner, told + 1, [rows.Happening(State.CLAIMED, now, note)])
     failpoint("claim.before")
     try:
@@ -86,6 +86,7 @@ async def claim(order: Order, operation_id: str, around: Surroundings) -> Life:
         served=kept.served if kept else None,
         result=kept.result if kept else None,
         credit=credit,
+        undecided=undecided,
         budget=order.budget,
         cleared=order.cleared,
         network=order.network,
@@ -139,8 +140,10 @@ class _Kept:
 
 async def _taken_up(
     order: Order, earlier: Earlier, around: Surroundings
-) -> tuple[Payment | None, _Kept | None, rows.Settled | None]:
+) -> tuple[Payment | None, _Kept | None, rows.Settled | None, bool]:
     """Return what pays for the next attempt, what is there already, and where the chain showed that payment made.
+
+    The last is True where that payment may have been made and the chain could not tell.
 
     A payment that the chain showed made is used up before any other is taken, and one that may have been made is taken
     up where the order brings none.  Raises `Overtaken` where another node has taken the attempt on since it was looked
@@ -155,18 +158,18 @@ async def _taken_up(
         raise Overtaken(operation_id=earlier.operation_id, retry_after=RETRY_AFTER_S)
     *settled, sealed_payment, result_hash, route, executed_at = found[0]
     payment, kept, credit = order.payment, None, rows.seen_settled(*settled)
-    may_be_made = settled[0] == "unknown" and payment is None
+    undecided = settled[0] == "unknown"
     try:
         if not isinstance(sealed_payment, bytes):
             credit = None
-        elif credit is not None or may_be_made:
+        elif credit is not None or (undecided and payment is None):
             payment = Payment.load(around.seal.unwrap(earlier.operation_id, sealed_payment))
         if payment is not None and earlier.sealed_output is not None and result_hash is not None:
             served = open_output(earlier.data_key, earlier.operation_id, earlier.sealed_output)
             kept = _Kept(served, rows.Result(str(result_hash), str(route), int(executed_at or 0)))
     except SealBroken as error:
         raise OperatorNeeded(str(error), operation_id=earlier.operation_id) from error
-    return payment, kept, credit
+    return payment, kept, credit, undecided and payment is not None
 
 
 async def _refuse_held_payer(payment: Payment, around: Surroundings, now: int) -> None:
@@ -224,10 +227,12 @@ def next_claim(
     now: int,
     attempt: int,
     credit: rows.Settled | None,
+    undecided: bool = False,
 ) -> Steps:
     """Return the statements that take a failed operation on again; `owner.epoch` is the new epoch.
 
-    A payment that the chain showed made, in `credit`, stays known as such until it has bought something.  What a sweep
+    A payment that the chain showed made, in `credit`, stays known as such until it has bought something, and one that
+    is `undecided` until the chain has told.  What a sweep
     may have dropped since the look-up, the request and the wrapped key, is there again.
     """
     update = Statement(
@@ -251,7 +256,7 @@ def next_claim(
             "node_wrap": sealed.node_wrap,
             **_payment_columns(payment, sealed),
             **rows.block_columns(credit),
-            **({"settlement": "settled"} if credit else {}),
+            **({"settlement": "settled"} if credit else {"settlement": "unknown"} if undecided else {}),
         },
         rows=1,
     )

@@ -86,6 +86,7 @@ class Life:
         owed_elsewhere: what its payer had open on other nodes when its claim stood.
         owed: the ledger says that the payer owes.
         credit: where the chain showed the payment made before this attempt.
+        undecided: an earlier attempt could not tell whether its payment was made, and this one could not yet.
         failure: why it ended without a result; told to those who wait once `over`.
         over: its end is durable.
         taken: another owner has taken it on.
@@ -129,6 +130,7 @@ class Life:
     owed_elsewhere: int = 0
     owed: bool = False
     credit: rows.Settled | None = None
+    undecided: bool = False
     settled_in: rows.Settled | None = None
     receipt: Mapping[str, Any] | None = None
     failure: GatewayError | None = None

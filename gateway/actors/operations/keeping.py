@@ -128,7 +128,8 @@ def _settlement(life: Life, *, made: bool) -> str:
         return "unknown"
     if made:
         return "settled"
-    return "unknown" if isinstance(life.failure, SettlementPending) else "not_settled"
+    undecided = isinstance(life.failure, SettlementPending) or (life.undecided and life.sighting is None)
+    return "unknown" if undecided else "not_settled"
 
 
 def _let_us_down(life: Life) -> bool:

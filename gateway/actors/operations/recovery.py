@@ -155,6 +155,7 @@ def _life(row: rows.OpenRow, owner: rows.Owner, around: Surroundings, operation:
         state=State(row.state),
         look_from_block=row.look_from_block,
         credit=row.credit,
+        undecided=row.settlement == "unknown",
     )
 
 

@@ -69,6 +69,7 @@ async def _verified(life: Life, around: Surroundings) -> Event:
     failpoint("verify.after")
     match verification.verdict:
         case Verdict.VALID:
+            life.undecided = False
             return await _admitted(life, around, reading)
         case Verdict.UNAVAILABLE:
             return _unverifiable(life, f"the facilitator did not verify the payment ({verification.reason})")
