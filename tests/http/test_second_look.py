@@ -13,8 +13,17 @@ import orjson
 import pytest
 
 from gateway import errors
-from gateway.actors.settlement import ChainUnavailable, Expiring, Standing, Verdict, Verification
-from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, Answer, Shop, open_shop
+from gateway.actors.runtime import Letter
+from gateway.actors.settlement import (
+    BlockTime,
+    ChainUnavailable,
+    Expiring,
+    Message,
+    Standing,
+    Verdict,
+    Verification,
+)
+from tests.http.shop import BODY, LIMITS, OTHER_PAYER, PAYER, Answer, Bank, Shop, open_shop
 
 KEY, OTHER_KEY = "0123456789abcdef0123", "abcdefabcdef01234567"
 OTHER_BODY = BODY | {"query": "what is a wave"}
@@ -89,6 +98,30 @@ async def test_a_quote_that_does_not_say_its_block_is_told_from_the_payment_by_t
             stolen = paying(await shop.post(key=OTHER_KEY))
             shop.bank.block_time = int(time.time()) + made_s
             assert (await shop.post(key=OTHER_KEY, headers=stolen)).status == status
+
+
+async def test_a_payment_whose_time_could_not_be_read_is_no_credit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = Bank.serve
+
+    def without_times(bank: Bank, letter: Letter[Message]) -> None:
+        if isinstance(letter.message, BlockTime):
+            letter.refuse(ChainUnavailable("rpc_timeout"))
+        else:
+            serve(bank, letter)
+
+    async with restored(tmp_path) as (shop, _):
+        shop.bank.path.head = None
+        stolen = paying(await shop.post(body=OTHER_BODY, key=OTHER_KEY))
+        with monkeypatch.context() as patched:
+            patched.setattr(Bank, "serve", without_times)
+            answer = await shop.post(body=OTHER_BODY, key=OTHER_KEY, headers=stolen)
+            assert (answer.status, answer.code) == (503, "settlement_pending")
+        for headers in (stolen, {}):
+            answer = await shop.post(body=OTHER_BODY, key=OTHER_KEY, headers=headers)
+            assert answer.status != 200
+        assert shop.search.runs == 0
 
 
 # -- before any 402 ----------------------------------------------------------------------------------------------------

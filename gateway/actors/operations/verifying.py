@@ -160,6 +160,7 @@ async def _already_paid(life: Life, around: Surroundings, seen: Sighting) -> Eve
     try:
         earlier = life.credit is None and await made_before_its_quote(life.paid_for(), around, seen)
     except (ChainUnavailable, ActorError) as error:
+        life.sighting = None  # what it paid for is not known, so it is no credit
         return _undecided(life, f"the payment is made, and when cannot be read from the chain ({error})")
     if not earlier:
         return Event.ALREADY_PAID if life.served is None else Event.VERIFIED_KEPT
