@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import trio
+
 from gateway.actors.operations.exposure import open_elsewhere
 from gateway.actors.operations.in_hand import Life, Surroundings, desk
 from gateway.actors.operations.reservations import Reading, Unread
@@ -13,6 +15,8 @@ from gateway.actors.settlement import ChainUnavailable, ReadBalance, ReadFunds
 from gateway.errors import StoreUnavailable
 
 CHAIN_PATIENCE_S = 15.0
+ASKED_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0)
+"""When a balance that could not be read is asked for again: where many pay at once, some of the answers come late."""
 
 
 async def read_balance(life: Life, around: Surroundings) -> Reading | Unread:
@@ -37,10 +41,14 @@ async def covers(life: Life, around: Surroundings, reading: Reading) -> bool:
 
 async def balance_of(payment: Payment, around: Surroundings) -> int:
     """Return the payer's balance at the latest block; raises `Unread`."""
-    try:
-        return await desk(around).ask(ReadBalance(payment.asset, payment.payer), within=CHAIN_PATIENCE_S)
-    except (ChainUnavailable, ActorError) as error:
-        raise Unread(str(error) or type(error).__name__) from error
+    for pause in (*ASKED_AGAIN_AFTER_S, None):
+        try:
+            return await desk(around).ask(ReadBalance(payment.asset, payment.payer), within=CHAIN_PATIENCE_S)
+        except (ChainUnavailable, ActorError) as error:
+            why = error
+        if pause is not None:
+            await trio.sleep(pause)
+    raise Unread(str(why) or type(why).__name__) from why
 
 
 async def _read_closely(payment: Payment, around: Surroundings) -> Reading:

@@ -81,6 +81,21 @@ async def test_a_balance_that_cannot_be_read_runs_nothing_and_the_same_credentia
         assert isinstance(await node.call(made), Ended)
 
 
+async def test_a_balance_that_could_not_be_read_at_once_is_asked_for_again(
+    scene: Scene, autojump_clock: MockClock
+) -> None:
+    scene.chain.unreadable = True
+
+    async def comes_back() -> None:
+        await until(lambda: len(scene.chain.balances_read) == 2, within_s=5)
+        scene.chain.unreadable = False
+
+    async with scene.node() as node, trio.open_nursery() as nursery:
+        nursery.start_soon(comes_back)
+        assert isinstance(await node.call(order(paid_by=payment())), Ended)
+    assert len(scene.chain.balances_read) == 3
+
+
 async def test_the_balance_is_read_beside_the_verification(scene: Scene, autojump_clock: MockClock) -> None:
     scene.chain.gate = trio.Event()
     async with scene.node() as node, trio.open_nursery() as nursery:
