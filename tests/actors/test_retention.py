@@ -126,14 +126,14 @@ async def test_a_refused_payment_after_an_attempt_that_ran_is_kept_as_long_as_th
 
 
 @pytest.mark.parametrize(
-    ("verification", "standing"),
+    ("verification", "standing", "refused_later"),
     [
-        (Verification(Verdict.UNAVAILABLE, "timeout"), None),
-        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED),
-        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNUSED),
+        (Verification(Verdict.UNAVAILABLE, "timeout"), None, False),
+        (Verification(Verdict.UNAVAILABLE, "timeout"), None, True),
+        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNTRACED, False),
+        (Verification(Verdict.INVALID, "nonce_already_used"), Standing.UNUSED, False),
     ],
 )
-@pytest.mark.parametrize("refused_later", [False, True])
 async def test_a_payment_that_may_have_been_made_is_kept(
     tmp_path: Path, verification: Verification, standing: Standing | None, *, refused_later: bool
 ) -> None:

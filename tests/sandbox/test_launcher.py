@@ -53,7 +53,8 @@ class TestARun:
         ran = driver.run(node("console.log(6 * 7)"))
         assert (ran.stdout, ran.stderr) == (b"42\n", b"")
         told = ran.told()
-        assert (told.exit_code, told.sandbox_status, told.command_status, told.stopped) == (0, 0, 0, None)
+        assert (told.exit_code, told.command_status, told.stopped) == (0, 0, None)
+        assert told.sandbox_status in {0, signal.SIGKILL}  # it has told the code, and is not waited for
         assert 5_000 < told.cpu_us < 2_000_000
         assert MIB < (told.peak_memory or 0) < 200 * MIB
         assert (told.task_denials, told.oom_kills) == (0, 0)
