@@ -33,7 +33,7 @@ W = TypeVar("W", bound=Waiting)
 class Turns:
     """Who has calls under way, and who had the last turns.
 
-    With `keeps_one_free` one caller may use all slots but one, so that whoever comes next finds one.
+    With `keeps_one_free` one caller may use all slots but one, so that another caller finds a free one.
     """
 
     keeps_one_free: bool = False

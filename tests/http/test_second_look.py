@@ -1,4 +1,4 @@
-"""What is told of a credential that is refused when the chain may know more of it than this store."""
+"""What a refused credential is answered with when the chain may know more of it than this store."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def open_runtime(
     """Run actors for the length of a block; stop them in order at its end, each with `grace` seconds to drain.
 
     That holds for every end of the block: a return, an exception, a cancellation around it, a crash that is `fatal` to
-    its actor (`Restart`; it then leaves the block in an ExceptionGroup).  `observe` hears of every phase an actor
+    its actor (`Restart`; it then leaves the block in an ExceptionGroup).  `observe` is called with every phase an actor
     enters; when it raises, that is logged and the actors go on.  `rng` is what restart delays draw their jitter from.
     """
     async with trio.open_nursery() as nursery:

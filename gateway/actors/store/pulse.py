@@ -14,7 +14,7 @@ from gateway.actors.store.protocol import StoreHealth
 
 FRESH_S = 1.0
 HELD_S = 3.0
-"""How long a refused statement is told of: longer than the pause between two looks of the node's periodic tasks."""
+"""How long a refused statement is reported: longer than the pause between two looks of the node's periodic tasks."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Pulse:
         self._turn(failure)
 
     def refused(self, failed: StatementFailed) -> None:
-        """Take in that a statement was refused; it is told of for a while."""
+        """Note that a statement was refused; it is reported for a while."""
         if not failed.of_store:
             return
         before, failure = self.health, failed.failure
