@@ -41,14 +41,15 @@ async def covers(life: Life, around: Surroundings, reading: Reading) -> bool:
 
 async def balance_of(payment: Payment, around: Surroundings) -> int:
     """Return the payer's balance at the latest block; raises `Unread`."""
-    for pause in (*ASKED_AGAIN_AFTER_S, None):
+    pauses = iter(ASKED_AGAIN_AFTER_S)
+    while True:
         try:
             return await desk(around).ask(ReadBalance(payment.asset, payment.payer), within=CHAIN_PATIENCE_S)
         except (ChainUnavailable, ActorError) as error:
-            why = error
-        if pause is not None:
-            await trio.sleep(pause)
-    raise Unread(str(why) or type(why).__name__) from why
+            pause = next(pauses, None)
+            if pause is None:
+                raise Unread(str(error) or type(error).__name__) from error
+        await trio.sleep(pause)
 
 
 async def _read_closely(payment: Payment, around: Surroundings) -> Reading:
